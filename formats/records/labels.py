@@ -78,7 +78,7 @@ class LabelSpace:
     @property
     def digest(self) -> str:
         """The SHA-256 of the ordered class names; only equal spaces have equal digests."""
-        return label_digest(c.name for c in self.classes)
+        return sha256_of([c.name for c in self.classes])
 
     def mapping(self, space: str) -> npt.NDArray[np.int64]:
         """Return an int64 array: ``mapping(space)[label]`` is the label in ``space``, -1 for -1.
@@ -106,11 +106,6 @@ class LabelSpace:
     def from_json(cls, classes: list[dict[str, Any]]) -> LabelSpace:
         """Return the space of a manifest's classes; the inverse of :meth:`to_json`."""
         return cls(tuple(ImageClass(**c) for c in classes))
-
-
-def label_digest(names: Iterable[str]) -> str:
-    """Return :attr:`LabelSpace.digest` of these class names, in order."""
-    return sha256_of(list(names))
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
 from shardprep.formats.images.info import LATER_KINDS
-from shardprep.formats.records.labels import MAX_CLASS_ID, LabelSpace, label_digest
+from shardprep.formats.records.labels import MAX_CLASS_ID, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.json_record import (
@@ -147,7 +147,7 @@ def issue_of(value: dict[str, Any]) -> str:
         or (in_place and ("columns" in value or len(value["archive"]["regions"]) != len(shards))),
         "tables and shards": len({file["name"] for file in files}) != len(files),
         "records": not records or sum(shard["records"] for shard in shards) != records,
-        "labels": label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"],
+        "labels": sha256_of([c["name"] for c in value["labels"]["classes"]]) != value["labels"]["sha256"],
         "columns": "columns" in value and not _columns_fit(value),
     }
     wrong = [name for name, is_so in contradictions.items() if is_so]

@@ -18,6 +18,7 @@ from shardprep.formats.sources.record_files import ByteWindow, Cursor
 
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has at most 105
+MOST_LEVELS = 8
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
 _MOST_DIMENSIONS = 64  # numpy 2's limit
@@ -94,8 +95,6 @@ def line_at(cursor: Cursor) -> str:
 
 _CONTAINERS = (*range(0x81, 0xA0), *range(0xDC, 0xE0))  # codes of maps and arrays
 MSGPACK_FIRST_BYTES = tuple(bytes([code]) for code in _CONTAINERS)
-_MAX_DEPTH = 8
-_ARRAY = {"nd", "type", "kind", "shape", "data"}
 _MSGPACK: dict[int, tuple[str, Any]] = {
     **{code: ("number", code) for code in range(0x80)},
     **{code: ("number", code - 0x100) for code in range(0xE0, 0x100)},
@@ -121,8 +120,8 @@ def unpack(window: ByteWindow) -> Any:
     def item(depth: int) -> Any:
         nonlocal left
         left -= 1
-        if left < 0 or depth > _MAX_DEPTH:
-            raise ValueError(f"it has more than {MOST_PARTS} items, or more than {_MAX_DEPTH} levels")
+        if left < 0 or depth > MOST_LEVELS:
+            raise ValueError(f"it has more than {MOST_PARTS} items, or more than {MOST_LEVELS} levels")
         code = cursor.number(">B")
         if code not in _MSGPACK:
             raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {cursor.at - 1})")
@@ -144,11 +143,9 @@ def unpack(window: ByteWindow) -> Any:
         return length
 
     def _array(parts: dict[str, Any]) -> Array:
-        if not {"type", "data"} <= parts.keys() <= _ARRAY:
-            raise ValueError("it holds an array whose parts are not those of numpy's")
-        match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
+        match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts.get("data"):
             case list() as shape, ByteRange(length=0), ByteRange() as data:
-                return Array(name_of(window, parts["type"]), tuple(shape), data)
+                return Array(name_of(window, parts.get("type")), tuple(shape), data)
         raise ValueError("it holds an array of more than plain numbers")
 
     plain = item(0)

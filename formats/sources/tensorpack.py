@@ -25,6 +25,7 @@ from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file,
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes
 from shardprep.formats.sources.pickled import (
+    MOST_LEVELS,
     MOST_PARTS,
     Array,
     ByteRange,
@@ -53,7 +54,6 @@ DIGITS = 8
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 _DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, and one more to refuse longer runs
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
-_MOST_DEPTH = 8
 
 
 def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
@@ -241,8 +241,8 @@ def _contents(value: ByteWindow, located: Any) -> Any:
     def of(item: Any, depth: int) -> Any:
         nonlocal parts
         parts -= 1
-        if parts < 0 or depth > _MOST_DEPTH:
-            raise ValueError(f"it has more than {MOST_PARTS} parts, or more than {_MOST_DEPTH} levels")
+        if parts < 0 or depth > MOST_LEVELS:
+            raise ValueError(f"it has more than {MOST_PARTS} parts, or more than {MOST_LEVELS} levels")
         match item:
             case ByteRange():
                 return taken(item)
