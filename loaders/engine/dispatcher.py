@@ -402,23 +402,9 @@ class Dispatcher:
             if not worker.ready:
                 worker.process.kill()
         deadline = monotonic() + WORKER_EXIT_TIMEOUT_S
-        while self._workers and (left := deadline - monotonic()) > 0:
-            for key, _ in self._selector.select(left):
-                self._drain(key)
         for worker in list(self._workers.values()):
-            self._end_worker(worker, 0)
+            self._end_worker(worker, max(0.0, deadline - monotonic()))
         self._selector.close()
         self.ring.close()
         self._status_table.close()
         self._collected.cancel()  # it refers to this object, whose error can refer to the owner
-
-    def _drain(self, key: selectors.SelectorKey) -> None:
-        """Read and drop messages: a worker with unread answers cannot end."""
-        if key.fileobj is self.bell:
-            self.bell.silence()
-            return
-        worker: Worker = key.data
-        if self._workers.get(worker.index) is worker:
-            deque(worker.process.channel.arrived(), maxlen=0)
-            if worker.process.channel.ended or key.fileobj is worker.process:
-                self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)

@@ -78,10 +78,8 @@ class PassDownloads(Owned, Closable):
     """Downloads ahead of a flow's passes, one pass after the other. :meth:`close` cancels them."""
 
     def __init__(self, source: FileSource) -> None:
-        with ExitStack() as failed:
-            self._cache = failed.enter_context(source.opened())
-            self._prefetcher = Prefetcher(self._cache, ahead=0)
-            failed.pop_all()
+        self._cache = source.opened()
+        self._prefetcher = Prefetcher(self._cache, ahead=0)
         self._end = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
 
     def close(self) -> None:

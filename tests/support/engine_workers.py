@@ -34,7 +34,6 @@ class Writing:
 
     actions: Mapping[int, Action] = field(default_factory=dict)
     at_opening: Action | None = None
-    at_closing: Action | None = None
     item_dtype: np.dtype[Any] = INT64
     stages: tuple[str, ...] = ("write",)
 
@@ -53,8 +52,6 @@ class Writing:
                 yield outcome
 
         yield fill
-        if self.at_closing:
-            self.at_closing(0)
 
 
 def nothing(item: int) -> None:

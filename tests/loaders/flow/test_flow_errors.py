@@ -62,7 +62,6 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "from_callable": (Flow.from_callable, NO_FUNCTIONS),
     "concat to an endless one": (lambda value: FLOW.repeat().concat(value), [FLOW]),
     "measure nothing": (lambda value: value.measure(seconds=0.1), [Flow.from_iterable([])]),
-    "part": (lambda value: Flow.from_parts(range, parts=2).part(0, value), [2, -1]),
     "fake": (Flow.fake, [*NO_COUNTS, None]),
     "fake seconds": (lambda value: Flow.fake(1, seconds=value), ["x", -1, math.nan, None]),
     "fake seed": (lambda value: Flow.fake(1, seed=value), NO_SEEDS),
