@@ -43,7 +43,13 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, finished_shards, noting_kept
+from shardprep.formats.runtime.work_folder import (
+    WORK_FOLDER_NAME,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+    shards_kept,
+)
 from shardprep.formats.shards.columns import (
     BOX_DTYPE,
     ColumnEntry,
@@ -212,13 +218,17 @@ def convert_prepared(
     A ``restart`` discards the unfinished work of all splits before the first is converted, so that an
     interrupted run can be continued without another restart.
     """
-    with noting_kept(partial(kept_of, prepared), restarted=restart):
-        for one in prepared if restart else ():
-            if not one.is_finished:
-                with WorkFolder(one.output) as work_folder:
-                    if not one.is_finished:  # another run may have finished it since
-                        work_folder.discard(OUTPUT_FILES)
-        return [convert_one(one) for one in prepared]
+    for one in prepared if restart else ():
+        if not one.is_finished:
+            with WorkFolder(one.output) as work_folder:
+                if not one.is_finished:  # another run may have finished it since
+                    work_folder.discard(OUTPUT_FILES)
+    done = []
+    for one in prepared:
+        kept = partial(shards_kept, one.output, [shard.name for shard in one.shards])
+        with noting_kept(kept, restarted=restart):
+            done.append(convert_one(one))
+    return done
 
 
 def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
@@ -286,27 +296,11 @@ def build_shards(
             stored.write(listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
     jobs = (replace(job, home=home, builder=builder) for job in shard_jobs(planned, shards, work_folder))
-    finished = shards_done(prepared)
+    finished = {shard.name for shard in shards} & finished_shards(prepared.output)
     if finished:
         runner.progress.note(f"{len(finished)} of {len(shards)} shards are done already")
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     return runner.run(f"{verb} {listing.split}", jobs, work_folder.run, shards, finished)
-
-
-def shards_done(prepared: PreparedSplit) -> set[str]:
-    """Return the names of the finished ones among the shards to build."""
-    names = {shard.name for shard in prepared.shards}
-    return names if prepared.is_finished else names & finished_shards(prepared.output)
-
-
-def kept_of(prepared: Sequence[PreparedSplit]) -> str:
-    """Return a text with the number of finished shards of each split; empty if there are none."""
-    parts = [
-        f"{done} of {len(one.shards)} shards" + (f" of {one.listing.split}" if len(prepared) > 1 else "")
-        for one in prepared
-        if (done := len(shards_done(one)))
-    ]
-    return f"{', '.join(parts)} are done" if parts else ""
 
 
 @dataclass(frozen=True)

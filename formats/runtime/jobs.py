@@ -347,16 +347,11 @@ def _value_or_error(call: Callable[[], T]) -> T | Exception:
 
 
 class OtherMachine(OperationError):
-    """The machine ``host`` sees a different source or output, or has different library versions."""
-
-    host = ""
+    """A machine sees a different source or output, or has different library versions."""
 
 
 def other_machine(text: str, path: str | os.PathLike[str] | None = None) -> OtherMachine:
-    host = socket.gethostname()
-    error = OtherMachine(f"the machine {host} {text}", path=path)
-    error.host = host
-    return error
+    return OtherMachine(f"the machine {socket.gethostname()} {text}", path=path)
 
 
 def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work: str) -> None:

@@ -111,7 +111,7 @@ def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, t
     done = again()
 
     (note,) = stop.value.__notes__
-    assert re.fullmatch(r"1 of \d+ shards of train are done; run it again, without restart, .*", note)
+    assert re.fullmatch(r"1 of \d+ shards are done; run it again, without restart, .*", note)
     assert [one.already_complete for one in done] == [False] * 3
 
 

@@ -50,9 +50,8 @@ def _exit_code(dataset: Path) -> int:
 def refused(path: Path, machine: Engine, match: str) -> None:
     """Check that another machine is refused at each level that asks it."""
     for level in LEVELS[1:]:
-        with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} {match}") as other:
+        with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} {match}"):
             verify(path, level=level, executor=machine, workers=1)
-        assert other.value.host == socket.gethostname()
 
 
 def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
