@@ -70,10 +70,7 @@ class JsonRecord:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a file, replacing an existing one. Raises OSError, OperationError."""
-        save_bytes(user_path(path), self._text().encode("ascii"))
-
-    def _text(self) -> str:
-        return canonical_json(self.to_json()).decode()
+        save_bytes(user_path(path), canonical_json(self.to_json()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.sizes import byte_count, checked_int
+from shardprep.formats.runtime.sizes import byte_count, checked_int, count_of
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
     ClosedOrder,
@@ -122,9 +122,7 @@ class LocalShuffle(Shuffle):
         return replace(self, window=max(1, int(self._amount() / max(1.0, mean_record_bytes))))
 
     def window_of(self, records: int) -> int:
-        if not isinstance(self.window, int):
-            raise UsageError(f"a window of {self.window!r} has no number of records before in_records()")
-        return min(self.window, records)
+        return min(int(self.window), records)
 
     def to_json(self) -> dict[str, Any]:
         values = {"kind": "local", "window": self.window}
@@ -352,13 +350,10 @@ class EpochPlan:
         if not self.passed and 0 < records < self.partitions:
             raise UsageError(f"{records} records are too few for {self.partitions} partitions; use fewer")
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
-            ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
-            most = records // self.world_size
-            instead = [f"a batch_size of at most {most}"] if most else [f"at most {records} ranks"]
-            instead += ["drop_last=False"] if self.drop_last and most else []
             raise UsageError(
-                f"an epoch of {records} records has no batch with batch_size={self.batch_size}{ranks} and "
-                f"drop_last={self.drop_last}; use {' or '.join(instead)}"
+                f"an epoch of {records} records has no batch with batch_size={self.batch_size} and "
+                f"drop_last={self.drop_last} for each of {count_of(self.world_size, 'rank')}; use a smaller batch_size, "
+                "drop_last=False, or fewer ranks"
             )
 
     def split(self, start: int) -> EpochSplit:

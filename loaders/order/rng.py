@@ -33,12 +33,10 @@ def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.
 
 
 def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int) -> np.random.Philox:
-    """Return the bit generator for one item at one step of a flow. Raises UsageError.
+    """Return the bit generator for one item at one step of a flow. Raises UsageError for an invalid seed.
 
     The counter's last word is branch << 32 | step << 8 | purpose.
     """
-    if not (0 <= item < 1 << 64 and 0 <= step < 1 << 24 and 0 <= branch < 1 << 32):
-        raise UsageError(f"item={item}, step={step}, branch={branch} are out of bounds")
     bits = keyed_bits(Purpose.FLOW, seed=seed, epoch=pass_number)
     state = bits.state
     state["state"]["counter"][2:] = item, branch << 32 | step << 8 | Purpose.FLOW

@@ -58,16 +58,6 @@ def in_plan(**options: Any) -> EpochPlan:
 CROP = TrainTransform(8)
 
 
-class Numbers:
-    """What NumPy would read as an array, although it is no list."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, number: int) -> int:
-        return range(5)[number]
-
-
 LOADER = [
     *each_of(
         batch_size=(0, 32.0),
@@ -77,7 +67,7 @@ LOADER = [
         deadline=(0, "5"),
         read_ahead=(-1, "64MiB"),
         on_bad_record=("ignore",),
-        records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10, Numbers()),
+        records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
         classes=("n01440764", 3),
     ),
     ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True"),
