@@ -10,6 +10,7 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -37,10 +38,8 @@ Element = tuple[int, bytes]
 
 def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
     """Return the rows of the struct array ``name``: numbers and text, None for others. Raises ValueError."""
-    if data[124:128] != _LITTLE_ENDIAN:
-        raise ValueError("not a MATLAB 5 file")
-    if len(data) > MAX_INFLATED_BYTES:
-        raise ValueError(f"it has more than {MAX_INFLATED_BYTES} bytes")
+    if data[124:128] != _LITTLE_ENDIAN or len(data) > MAX_INFLATED_BYTES:
+        raise ValueError(f"not a MATLAB 5 file of at most {MAX_INFLATED_BYTES} bytes")
     for element in _elements(data[128:]):
         for each in _elements(_inflated(element[1])) if element[0] == _COMPRESSED else [element]:
             parts = _parts(each)
@@ -50,13 +49,11 @@ def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
 
 
 def _inflated(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
+    inflater, inflated = zlib.decompressobj(), b""
+    with suppress(zlib.error):
         inflated = inflater.decompress(data, MAX_INFLATED_BYTES + 1)
-    except zlib.error as error:
-        raise ValueError(f"it cannot be inflated ({error})") from None
     if len(inflated) > MAX_INFLATED_BYTES or not inflater.eof:
-        raise ValueError(f"it is truncated, or inflates to more than {MAX_INFLATED_BYTES} bytes")
+        raise ValueError(f"it is damaged, or inflates to more than {MAX_INFLATED_BYTES} bytes")
     return inflated
 
 

@@ -280,9 +280,8 @@ MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 
 def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
     with naming(path), os.fdopen(open_regular(path), "rb") as file:
-        # not file.read(limit), which allocates all of it
-        data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
-    if data is None or len(data) > limit:
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)  # which are allocated at once
+    if len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data
 

@@ -107,12 +107,9 @@ class SplitImages:
 class ListedSource(Source):
     """Images below ``root`` that are listed in tables.
 
-    ``ADVICE`` says how to fix a wrong row, and ``KEPT`` names further options for the manifest. In a list,
-    every image has a label, and files may be missing.
+    In a list, every image has a label, and files may be missing or skipped.
     """
 
-    ADVICE: ClassVar[str]
-    KEPT: ClassVar[tuple[str, ...]]
     TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
     is_list: ClassVar[bool] = False
 
@@ -149,6 +146,7 @@ class ListedSource(Source):
         reader: ByteReader = images
         if found.fields:
             reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
+        kept = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
         if table.left_out:
             left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
@@ -166,7 +164,7 @@ class ListedSource(Source):
             problems=found.problems,
             ignored=dict(one.ignored),
             notes=notes,
-            options=self.source_options.kept(*self.KEPT, *ListedSource.TAKES),
+            options=self.source_options.kept(*kept, *ListedSource.TAKES),
             schema=Schema(found.fields.values()),
         )
 
@@ -218,7 +216,7 @@ class ListedImages:
         return table
 
     def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
-        return foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: ")
+        return foreign_file(path, "correct the table", place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""
@@ -317,8 +315,6 @@ class LabelledList(ListedSource):
     """
 
     LAYOUT = "image-list"
-    ADVICE = "correct the list"
-    KEPT = ("follow_symlinks", "skip_non_images")
     TAKES = ("root", *ListedSource.TAKES)
     is_list = True
 
@@ -452,8 +448,6 @@ class MetadataFolder(ListedSource):
     """
 
     LAYOUT = "metadata"
-    ADVICE = "correct the table"
-    KEPT = ("follow_symlinks",)
 
     places: Mapping[str, str]
     tables: Mapping[str, Path]

@@ -53,9 +53,9 @@ def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
     One has a name like "images", and others are named like masks or have files with the same names.
     """
     images = images_among(names)
-    stems = {name: {*map(_stem, _paths_below(folder / name))} for name in names if images}
-    of_images = stems.pop(images) if images else set()
-    if partners := [n for n, found in stems.items() if _PARTNERS.fullmatch(n) or found == of_images != set()]:
+    stems = _stems(folder / images) if images else set()
+    others = [name for name in names if images and name != images]
+    if partners := [n for n in others if _PARTNERS.fullmatch(n) or _stems(folder / n) == stems != set()]:
         raise UsageError(
             f"holds {images} and {', '.join(partners)}, which are not classes; name folders of masks with --pair "
             "NAME=FOLDER and COCO's annotations with --coco FILE, or write values to metadata.csv beside the images",
@@ -63,11 +63,10 @@ def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
         )
 
 
-def _paths_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of the files below a folder, relative to it, except hidden ones."""
-    for place, _, names in os.walk(folder):
-        inner = Path(place).relative_to(folder)
-        yield from ((inner / name).as_posix() for name in names if not name.startswith("."))
+def _stems(folder: Path) -> set[str]:
+    """Return the paths below a folder of its files that are not hidden, without extensions."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names if name[0] != ".")
+    return {_stem(file.relative_to(folder).as_posix()) for file in files}
 
 
 def images_among(names: Iterable[str]) -> str | None:

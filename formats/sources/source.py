@@ -218,8 +218,9 @@ class OpeningReader(ByteReader, Generic[Opened]):
         """Return the context of the resource."""
 
     def __enter__(self) -> Self:
-        self._context = self.opening()
-        self.opened = self._context.__enter__()
+        context = self.opening()
+        self.opened = context.__enter__()
+        self._context = context
         return self
 
     def __exit__(self, *error: Any) -> None:
