@@ -142,24 +142,17 @@ def _value(field: Field, cell: Any, *, typed: bool) -> Any:
         names = names_in(cell, kind, typed=typed)
         return names if kind == "labels" else (names[0] if names else -1)
     if isinstance(codec, ArrayCodec):
-        return _array(codec, cell if typed else _json(cell))
+        return _array(codec, cell if typed else json.loads(cell))
     if typed or kind == "text":
         return cell
     if kind == "json":
-        return _json(cell) if cell.strip() else None
+        return json.loads(cell) if cell.strip() else None
     if kind == "float" and not cell.strip():
         return math.nan
     with suppress(ValueError):
         if "_" not in cell:
             return int(cell) if kind == "int" else float(cell)
     raise ValueError(f"expected a {'whole ' * (kind == 'int')}number, not {cell[:80]!r}")
-
-
-def _json(cell: str) -> Any:
-    try:
-        return json.loads(cell)
-    except ValueError as error:
-        raise ValueError(f"is not JSON: {error}") from error
 
 
 def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:

@@ -208,7 +208,7 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
         ("a.csv", "path,label,x,x\ndog.jpg,1,2,3\n", ("x:int",), r"has the column 'x' twice"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("x:int",), r"dog\.jpg: the column x: "),
         ("a.jsonl", '{"path":"a","label":1,"x":1}\n{"path":"b","label":1}', ("x:int",), "line 2: .*no 'x'"),
-        ("a.csv", "path,label,x\ndog.jpg,1,{\n", ("x:json",), r"dog\.jpg: the column x: is not JSON"),
+        ("a.csv", "path,label,x\ndog.jpg,1,{\n", ("x:json",), r"dog\.jpg: the column x: Expecting property name"),
         ("a.txt", "dog.jpg 1\n", ("x:int",), r"needs named columns"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
     ],
