@@ -61,7 +61,6 @@ from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
 from shardprep.formats.sources.source import OpeningReader, entry_dtype
 from shardprep.formats.sources.tables import (
-    MAX_ROW_BYTES,
     CellKind,
     Lines,
     TableForm,
@@ -505,7 +504,7 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
     line = 1  # 0 between two rows
     with ArchiveFile(path) as file:
-        lines = Lines(file, MAX_ROW_BYTES)
+        lines = Lines(file)
         with foreign_file(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
             of_keys = "column of keys or paths (key, file_name, path, …); its columns are"

@@ -19,7 +19,7 @@ from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.devkit import FORMS, Devkit, read_devkit
+from shardprep.formats.sources.devkit import FORMS, WNID, Devkit, read_devkit
 from shardprep.formats.sources.listing import (
     GrowingTable,
     official_key,
@@ -171,7 +171,6 @@ def _is_caffe(path: Path) -> bool:
 
 
 MAX_XML_BYTES = 1 << 20
-_WNID = re.compile(r"n\d{8}", re.ASCII)
 _KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
 MAX_BOXES_BYTES = 4 << 30  # inflated; the 544,546 small files of train take about 1 GB
 _KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
@@ -204,7 +203,7 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, fl
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
             name = (element.findtext("name") or "").strip()
-            if not _WNID.fullmatch(name):
+            if not WNID.fullmatch(name):
                 name = own_class or _KNOWN_WORDS.get(name, name)
             yield name, x_min, y_min, x_max, y_max
 

@@ -114,7 +114,7 @@ FORMS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC201
 META = "data/meta.mat"
 GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official devkit has 2.5 MB packed
-_WNID = re.compile(r"n\d{8}", re.ASCII)
+WNID = re.compile(r"n\d{8}", re.ASCII)
 _ID = re.compile(r"\d{1,9}", re.ASCII)
 
 
@@ -173,9 +173,7 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
                 "words": str(text),
                 "ILSVRC2012_ID": int() | float() as number,
                 "num_train_images": int() | float() as count,
-            } if (
-                _WNID.fullmatch(wnid) and wnid not in ids and len(text) <= MAX_WORDS and 0 <= count < 1 << 31
-            ):
+            } if WNID.fullmatch(wnid) and wnid not in ids and len(text) <= MAX_WORDS and 0 <= count < 1 << 31:
                 words[wnid], ids[wnid], images[wnid] = text, int(number), int(count)
             case wrong:
                 raise ValueError(f"{META} has the invalid class {str(wrong)[:200]}")

@@ -205,7 +205,7 @@ class ListedImages:
                     raise ValueError(
                         "has different columns from the table of another split; give all tables the same columns"
                     )
-            lines = Lines(file, table.form.limit)
+            lines = Lines(file)
             with self._at(path, lambda: lines.number):
                 for row in table.form.rows(lines):
                     if isinstance(row, TableRow):
@@ -498,7 +498,7 @@ class MetadataFolder(ListedSource):
         if name is None or name in chosen or {*self.places.values()} != {""}:
             return None
         with suppress(ValueError):  # reported when the rows are read
-            rows = form.rows(Lines(file, form.limit))
+            rows = form.rows(Lines(file))
             if all(isinstance(row, ValueError) or split_of(row.cells[name]) for row in rows):
                 return name
         return None

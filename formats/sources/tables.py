@@ -73,7 +73,7 @@ def place_below(path: str, roots: Sequence[Path]) -> str:
     return place
 
 
-MAX_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 
 
@@ -81,20 +81,20 @@ class Lines(Iterator[str]):
     """The lines of a UTF-8 file, each with a newline at its end.
 
     ``number`` counts the lines read, and ``offset`` is where the next one begins in the file. Raises
-    ValueError for other encodings and for a line of more than ``limit`` bytes.
+    ValueError for other encodings and for a line of more than MAX_LINE_BYTES.
     """
 
-    def __init__(self, file: ArchiveFile, limit: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, file: ArchiveFile) -> None:
         self.number = self.offset = 0
-        self._end, self._limit = file.end, limit
-        self._raw = _raw_lines(file, limit)
+        self._end = file.end
+        self._raw = _raw_lines(file)
 
     def __next__(self) -> str:
         self.number += 1
         raw = next(self._raw)
         self.offset = min(self.offset + len(raw) + 1, self._end)
-        if len(raw) > self._limit:
-            raise ValueError(f"has more than {self._limit} bytes")
+        if len(raw) > MAX_LINE_BYTES:
+            raise ValueError(f"has more than {MAX_LINE_BYTES} bytes")
         try:
             text = raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -102,12 +102,12 @@ class Lines(Iterator[str]):
         return text + "\n"
 
 
-def _raw_lines(file: ArchiveFile, limit: int) -> Iterator[bytes]:
+def _raw_lines(file: ArchiveFile) -> Iterator[bytes]:
     rest = b""
     for offset in range(0, file.end, _PIECE_BYTES):
         *whole, rest = (rest + file.read_at(_PIECE_BYTES, offset)).split(b"\n")
         yield from whole
-        if len(rest) > limit:
+        if len(rest) > MAX_LINE_BYTES:
             break
     if rest:
         yield rest
@@ -286,7 +286,6 @@ def _kind_of_value(cell: Any) -> str:
 
 
 CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
-MAX_ROW_BYTES = 16 << 20
 _DELIMITERS = ",;\t"
 _QUOTE = "quote values, double the quotes in them, and end lines with a line feed"
 
@@ -318,11 +317,6 @@ class TableForm:
     is_open: bool = False
     is_text: bool = False
 
-    @property
-    def limit(self) -> int:
-        """The maximum number of bytes in a line."""
-        return MAX_LINE_BYTES if self.is_text else MAX_ROW_BYTES
-
     @classmethod
     def of(cls, file: ArchiveFile, *, unique: bool = True) -> TableForm:
         """Return the form of a table from its first line.
@@ -330,7 +324,7 @@ class TableForm:
         Raises ValueError if that is neither a header nor an object, or if names are not ``unique``, and
         UsageError if the file's suffix is not that of a table.
         """
-        suffix, first = file.path.suffix.lower(), next(Lines(file, MAX_ROW_BYTES), "")
+        suffix, first = file.path.suffix.lower(), next(Lines(file), "")
         if not first.strip():
             raise ValueError("is empty; a table begins with the names of its columns")
         if suffix not in CSV_SUFFIXES + JSON_SUFFIXES:
@@ -347,7 +341,7 @@ class TableForm:
         """Return the open form of JSON Lines with the names of the first object; empty if there is none."""
         form = cls((), is_open=True)
         with suppress(ValueError):  # reported when the rows are read
-            rows = (row for row in form.rows(Lines(file, MAX_ROW_BYTES)) if isinstance(row, TableRow))
+            rows = (row for row in form.rows(Lines(file)) if isinstance(row, TableRow))
             return replace(form, names=tuple(row.cells if (row := next(rows, None)) else ()))
         return form
 
