@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import WorkerDied
 from shardprep.formats.runtime.files import OPEN_FLAGS
-from shardprep.formats.runtime.workers import START_TIMEOUT_S
 
 PAGE = 4096  # bytes; O_DIRECT reads whole pages
 MAX_SPAN = min(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
@@ -110,7 +109,7 @@ def read(
 
     ``files`` are descriptors, opened again with O_DIRECT if ``direct``. Returns the bytes per second until
     the last process ended, and the pieces that were read. Raises OSError, and WorkerDied if a reading process
-    is killed or takes START_TIMEOUT_S longer than ``seconds``.
+    is killed.
     """
     for file in files:
         advice = os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL
@@ -119,19 +118,13 @@ def read(
     flags = DIRECT_FLAGS if direct else OPEN_FLAGS if pattern.folder else 0
     options = (pattern.folder, seconds, depth, pattern.block, 0 if direct else CACHE_LINE, ahead, flags)
     numbers = np.arange(len(files)) if pattern.folder else np.array(files, np.int64)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(READER), *map(str, options)],
-            input=np.column_stack((numbers[pieces[:, 0]], pieces[:, 1])).tobytes(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=files,
-            timeout=START_TIMEOUT_S + seconds,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise WorkerDied(
-            f"the reading processes took longer than {late.timeout:g} s; check whether the disk hangs"
-        ) from late
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(READER), *map(str, options)],
+        input=np.column_stack((numbers[pieces[:, 0]], pieces[:, 1])).tobytes(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=files,
+    )
     reports = np.array([line.split() for line in done.stdout.splitlines()], float).reshape(-1, 6)
     if done.returncode or len(reports) != depth:
         raise WorkerDied("a reading process ended early; check whether the system is out of memory")
