@@ -347,9 +347,9 @@ def read_image_header(image: bytes) -> ImageInfo:
 
     Raises BadImage unless OpenCV decodes the kind (JPEG, PNG, WebP, TIFF, BMP, GIF, JPEG 2000, Netpbm, AVIF,
     Sun raster) and the file is intact. JPEG, PNG and WebP are not decoded: a JPEG has a frame, a scan and an
-    end; a PNG's chunks, with those of an animation, match their CRCs and are in order; a WebP's chunks lie
-    within it. Any other file decodes, which a hostile one may use to crash the process. More than
-    ``MAX_PIXELS`` pixels, ``MAX_SCANS`` scans or endless parts count as attacks on the decoder.
+    end; a PNG's chunks match their CRCs and are in order; a WebP's chunks lie within it. Any other file
+    decodes, which a hostile one may use to crash the process. More than ``MAX_PIXELS`` pixels, ``MAX_SCANS``
+    scans or endless parts count as attacks on the decoder.
     """
     try:
         info = _reader(image)(image)

@@ -140,8 +140,8 @@ PALETTE = 3  # a colour type
 COMPONENTS = {0: 1, 2: 3, PALETTE: 3, 4: 2, 6: 4}  # by colour type; a palette expands to RGB
 ANIMATION = frozenset([b"acTL", b"fcTL", b"fdAT"])
 
-_LETTERS = {b"IHDR": "H", b"PLTE": "P", b"IDAT": "D", b"IEND": "E", b"acTL": "a"}
-_ORDER = re.compile("H[Pa.]*D+[.]*E")
+_LETTERS = {b"IHDR": "H", b"PLTE": "P", b"IDAT": "D", b"IEND": "E"}
+_ORDER = re.compile("H[P.]*D+[.]*E")
 _HEAD = struct.Struct(">I4s")  # the length of a chunk's data, and its kind
 _REST = _HEAD.size + 4  # with the CRC after the data
 
@@ -149,7 +149,7 @@ _REST = _HEAD.size + 4  # with the CRC after the data
 def read_png(image: bytes) -> ImageInfo:
     """Return the properties of a PNG. Raises BadImage unless its chunks are complete, known and in order.
 
-    Unknown chunks are allowed unless they are critical. An animation must have all its frames, in order.
+    Unknown chunks are allowed unless they are critical. The frames of an animation are not looked at.
     """
     width, height, colour, end = _walked(image)
     trailing = ImageFlag.TRAILING_BYTES if end != len(image) else ImageFlag(0)
@@ -161,7 +161,6 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
     view = memoryview(image)
     width = height = colour = 0
     order = ""  # a letter for each chunk
-    declared, frames, parts = None, 0, 0  # of an animation
     for kind, start, stop in _chunks(image):
         if stop > len(image):
             break
@@ -178,21 +177,9 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
         if not kind.isalpha() or (letter == "." and kind[:1].isupper()):
             raise BadImage(f"a PNG with a critical chunk of the unknown kind {kind.decode('latin-1')!r}")
         order += letter
-        if kind in ANIMATION:
-            number = int.from_bytes(data[:4], "big")
-            if (kind == b"acTL") is (declared is not None):
-                raise BadImage("an animated PNG that does not declare its frames once, before them")
-            if kind == b"acTL":
-                declared = number
-            elif number != parts:
-                raise BadImage("an animated PNG with parts out of order")
-            else:
-                frames, parts = frames + (kind == b"fcTL"), parts + 1
         if kind == b"IEND":
             if not _ORDER.fullmatch(order) or (colour == PALETTE and "P" not in order):
                 raise BadImage("a PNG with chunks out of order")
-            if declared != (frames or None):
-                raise BadImage(f"an animated PNG of {frames} frames that declares {declared or 0}")
             return width, height, colour, stop
     raise BadImage("truncated: the PNG has no end")
 

@@ -68,8 +68,7 @@ def decode_rgb(
         A writable array, uint8 [height, width, 3].
 
     Raises:
-        BadImage: The bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG without
-            all of its frames.
+        BadImage: The bytes do not decode, or have more than MAX_PIXELS pixels.
         UsageError: The crop is not within the image, or the record was read without its image.
     """
     check_choice("orientation", orientation, ORIENTATIONS)
