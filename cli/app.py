@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -101,9 +100,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def failed(error: Reported, *, as_json: bool = False) -> int:
-    """Report an error, unless the output has lost its reader, and return its exit code."""
+    """Report an error, unless it is that the output has lost its reader, and return its exit code."""
     failure = failure_of(error)
-    if not (isinstance(error, BrokenPipeError) and _output_is_closed()):
+    if not isinstance(error, BrokenPipeError):
         failure.report(as_json=as_json)
     return failure.exit_code
 
@@ -117,11 +116,3 @@ def flush(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the exit flushes again
             code = failed(error) if stream is sys.stdout else code
     return code
-
-
-def _output_is_closed() -> bool:
-    """Whether stdout or stderr has lost its reader, rather than another pipe."""
-    poller = select.poll()
-    for descriptor in (1, 2):
-        poller.register(descriptor, 0)  # poll always reports errors
-    return bool(poller.poll(0))

@@ -196,9 +196,9 @@ def failure_of(error: Reported) -> Failure:
             line = f"{message} (see {command} --help)"
             return Failure("UsageError", message, line, error.exit_code, {"command": command})
         case OSError():
-            message = _explained(error)
-            has_place = error.filename is not None and not isinstance(error, BrokenPipeError)
-            place = str(error.filename) if has_place else None
+            full = advice(error.filename) if error.errno == errno.ENOSPC else None
+            message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
+            place = None if error.filename is None else str(error.filename)
             line = ": ".join(printable(part) for part in (place, message) if part)
             data = {"path": place, "errno": error.errno}
             return Failure(type(error).__name__, message, line, EXIT_OPERATION_FAILED, data)
@@ -215,11 +215,3 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether ``--json`` is among the arguments; errors while they are parsed are JSON, too."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
-
-
-def _explained(error: OSError) -> str:
-    if isinstance(error, BrokenPipeError):
-        return "a worker process ended as soon as it started; run the same command again"
-    if error.errno == errno.ENOSPC:
-        return advice(error.filename)
-    return ADVICE.get(error.errno or 0) or error.strerror or str(error)

@@ -48,7 +48,8 @@ def starting_process() -> Iterator[None]:
 
     The child does not import the main module, and has SIGINT blocked from its first instruction. A daemonic
     process, such as a Dask worker, may have children, too; they end when it does. Raises OperationError if
-    the system allows no further process; UsageError in a child that is importing the main module.
+    the system allows no further process, or the child ends at once; UsageError in a child that is importing
+    the main module.
     """
     refuse_in_main_import()
     this = multiprocessing.current_process()
@@ -63,6 +64,10 @@ def starting_process() -> Iterator[None]:
             raise OperationError(
                 "the system allows no further process: raise the limit (ulimit -u, or pids.max of the control "
                 "group), or use fewer workers"
+            ) from error
+        except BrokenPipeError as error:
+            raise OperationError(
+                "a worker process ended as soon as it started; run the same command again"
             ) from error
         finally:
             this.daemon, spawn.get_preparation_data, _this_thread.omits_main = was_daemonic, known, False
