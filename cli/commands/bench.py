@@ -117,19 +117,13 @@ def _cell(found: Measurement | None) -> str:
 
 def sentence(profile: DiskProfile) -> str:
     which = "this dataset's" if profile.kind == "dataset" else "a"
-    images, faster = profile.images_per_second, profile.sequential_over_random
-    cold, warm = images["cold"], images["warm"]
-    feeds = [f"{rate:,.0f} {word}" for rate, word in ((cold, "images/s cold"), (warm, "warm")) if rate]
-    if cold is None and warm:
-        feeds = [f"{warm:,.0f} images/s warm (cold could not be measured)"]
-    elif cold is None:
-        feeds = ["nothing: no rate could be measured"]
-    compared = ""
+    feeds = [f"{rate:,.0f} images/s {word}" for word, rate in profile.images_per_second.items() if rate]
+    compared, faster = "", profile.sequential_over_random
     if ratio := faster["cold"] or faster["warm"]:
         beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
         compared = f"; sequential reading {beats if ratio >= 1.05 else 'is no faster than random'}"
     mean = size(profile.record_bytes).replace(".0 ", " ")
-    return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds)}{compared}."
+    return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds) or 'an unknown rate'}{compared}."
 
 
 def _swept(text: str) -> tuple[str, tuple[int, ...]]:

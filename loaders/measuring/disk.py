@@ -254,10 +254,8 @@ def measure_disk(
         if place:
             tell("small files")
             try:
-                with ExitStack() as made:  # removes them at once if the disk is full
-                    folder = made.enter_context(TemporaryDirectory(prefix=".prep-bench-disk-", dir=place))
-                    many, one = _small_files(Path(folder), record, made, each)
-                    stack.push(made.pop_all())
+                folder = stack.enter_context(TemporaryDirectory(prefix=".prep-bench-disk-", dir=place))
+                many, one = _small_files(Path(folder), record, stack, each)
                 opening, whole = Pattern.of_records(record, folder=folder), Pattern(MIB)
                 small = [Reading("small files", many, way, opening), Reading("one file", one, way, whole)]
             except OSError as error:
