@@ -234,8 +234,7 @@ def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Ou
     noted: dict[str, list[str]] = {}
     for one in done:
         if emptied := one.skipped.emptied:  # these classes keep their labels
-            these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
-            say(f"warning: {_place_of(one)}: {these}, all were skipped: {', '.join(emptied)}", err=True)
+            say(f"warning: {_place_of(one)}: all images of {', '.join(emptied)} were skipped", err=True)
         for note in one.notes:
             noted.setdefault(note, []).append(_place_of(one))
     for note, places in noted.items():
