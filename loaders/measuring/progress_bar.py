@@ -151,8 +151,6 @@ WAIT_S = 1.0  # a wait for a batch this long redraws the state
 KEPT_S = 60.0  # the period of the shown rates
 KEPT_LEVELS = 60  # of the queue, one per second
 LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
-NARROW = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
-NARROW_WIDTH = 60  # characters; on less, counts would leave no room for the bar
 
 
 class _Lines(tqdm):  # type: ignore[type-arg]
@@ -165,8 +163,6 @@ class _Lines(tqdm):  # type: ignore[type-arg]
     def display(self, *_: object) -> None:
         screen = _Screen.current()
         self.ncols = screen.size.columns - 1
-        if self.total is not None:
-            self.bar_format = BAR if self.ncols >= NARROW_WIDTH else NARROW
         lines = (fitted(parts, self.ncols - 2) for parts in self.parts)
         screen.put(self, [str(self), *(f"  {line}" for line in lines if line)])
 
