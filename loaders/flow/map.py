@@ -215,11 +215,10 @@ def _component(item: Any, component: Any, number: int) -> Any:
         raise UsageError(
             f"item {number} is {type(item).__name__}, and only tuples, lists and dicts have components"
         )
-    try:
-        return item[component]
-    except (LookupError, TypeError):
+    if component not in (item if isinstance(item, dict) else range(-len(item), len(item))):
         there = f"the names {[*item]}" if isinstance(item, dict) else f"{len(item)}, numbered from 0"
-        raise UsageError(f"item {number} has no component {component!r}: it has {there}") from None
+        raise UsageError(f"item {number} has no component {component!r}: it has {there}")
+    return item[component]
 
 
 def _with(item: Any, component: Any, value: Any) -> Any:

@@ -64,22 +64,17 @@ class PassMeter:
 ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
-class Kept:
-    """A ``value`` that a step keeps between passes; None until it is set."""
-
-    value: Any = None
-
-
 class PassResources(Closable):
-    """Objects that the steps of a flow keep between passes: worker processes, caches. Thread-safe.
+    """What the steps of a flow keep between passes: worker processes, caches. Thread-safe.
 
-    Concurrent passes never borrow the same object. No method takes a lock, because garbage collection may end
-    a pass anywhere in the program: each change is one atomic call.
+    ``values`` are the kept values by the place of their step; all passes share them. Concurrent passes never
+    borrow the same object. No method takes a lock, because garbage collection may end a pass anywhere in the
+    program: each change is one atomic call.
     """
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, deque[Closable]] = {}
-        self._kept: dict[NodePlace, Kept] = {}
+        self.values: dict[NodePlace, Any] = {}
         self._closed = False
 
     @contextmanager
@@ -105,17 +100,12 @@ class PassResources(Closable):
             if self._closed:  # perhaps during this call
                 _close_all(idle)
 
-    def kept(self, place: NodePlace) -> Kept:
-        """Return the holder of the value kept by the step at this place; all passes share it."""
-        return self._kept.setdefault(place, Kept())
-
     def close(self) -> None:
         """Close idle objects and drop kept values; borrowed objects are closed when returned. Idempotent."""
         self._closed = True
         for idle in list(self._idle.values()):
             _close_all(idle)
-        for kept in list(self._kept.values()):
-            kept.value = None
+        self.values.clear()
 
 
 def _close_all(idle: deque[Closable]) -> None:

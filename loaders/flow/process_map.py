@@ -35,7 +35,7 @@ from shardprep.loaders.engine.messages import (
 )
 from shardprep.loaders.flow.map import Map
 from shardprep.loaders.flow.node import Fetch, Node, SharedNumbers, Step, numbered
-from shardprep.loaders.flow.passes import Function, Kept, PassContext, PassResources, StepRandom
+from shardprep.loaders.flow.passes import Function, PassContext, PassResources, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -104,12 +104,12 @@ class ItemGroups:
         rows: int,
         least: int,
         never_change: bool,
-        known: Kept | None = None,
+        known: Callable[[], RowForm | None],
     ) -> None:
         self._numbered = numbered
         self._pass = pass_number
         self._rows, self._least = rows, min(least, rows)
-        self._known = known or Kept()
+        self._known = known
         self._never_change = never_change
         self._began = perf_counter()
         self._delivered = self._bytes = 0
@@ -162,7 +162,7 @@ class ItemGroups:
         items = np.zeros(len(numbers), ITEM)
         items["pass"], items["number"] = self._pass, numbers
         items["at"], items["size"] = zip(*((at, piece.size) for at, piece in inputs), strict=True)
-        return BatchRequest(items, tuple(inputs)).with_rows(self._known.value, at=end, room=INPUT_BYTES)
+        return BatchRequest(items, tuple(inputs)).with_rows(self._known(), at=end, room=INPUT_BYTES)
 
     def _size(self) -> int:
         """Return the size of the next group; sizes double, so that slots seldom change layout."""
@@ -316,31 +316,29 @@ class ProcessMap(Map):
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
-        known = now.kept.kept(now.place(self))
-        with ending(self._received(now, None, size, size, known)) as received:
-            stacked = now.noted(f"batch({size})", lambda rows, _: stack(rows))
-            made = map(partial(self._batch, known, stacked, size, least), received)
-            yield from filter(partial(is_not, None), made)
+        kept, at = now.kept.values, now.place(self)
+        stacked = now.noted(f"batch({size})", lambda rows, _: stack(rows))
 
-    def _batch(
-        self, known: Kept, stacked: Callable[[Any, int], Any], size: int, least: int, batch: EngineBatch
-    ) -> Any:
-        """Return the batch that the workers wrote, or stack the results, whose form is known from then on.
+        def made_of(batch: EngineBatch) -> Any:
+            """Return the batch that the workers wrote, or stack the results, and keep their form.
 
-        Raises an item's exception. Returns None for fewer than ``least`` rows.
-        """
-        sent = {
-            row: restored(payload, partial(self._described, batch.items[row]))
-            for row, payload in batch.payloads.items()
-        }
-        if len(batch.items) < least:
-            return None
-        form = self.form or batch.form
-        if form and not sent:
-            return form.made_of(batch.arrays)
-        rows = [sent[row] if row in sent else batch.result(row) for row in range(len(batch.items))]
-        known.value = RowForm.of(rows[0])
-        return stacked(rows, int(batch.items[0]["number"]) // size)
+            Raises an item's exception. Returns None for fewer than ``least`` rows.
+            """
+            sent = {
+                row: restored(payload, partial(self._described, batch.items[row]))
+                for row, payload in batch.payloads.items()
+            }
+            if len(batch.items) < least:
+                return None
+            form = self.form or batch.form
+            if form and not sent:
+                return form.made_of(batch.arrays)
+            rows = [sent[row] if row in sent else batch.result(row) for row in range(len(batch.items))]
+            kept[at] = RowForm.of(rows[0])
+            return stacked(rows, int(batch.items[0]["number"]) // size)
+
+        with ending(self._received(now, None, size, size, lambda: kept.get(at))) as received:
+            yield from filter(partial(is_not, None), map(made_of, received))
 
     def _received(
         self,
@@ -348,7 +346,7 @@ class ProcessMap(Map):
         numbers: Iterable[int] | None,
         rows: int,
         least: int,
-        known: Kept | None = None,
+        known: Callable[[], RowForm | None] = lambda: None,
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
         fetch = self.source.fetch

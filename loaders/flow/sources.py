@@ -107,13 +107,13 @@ class FromCallable(Node):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         items = _returned(self.function, self.function())
-        last = now.kept.kept(now.place(self))  # to detect one that is returned again, exhausted
-        if items is last.value:
+        last, at = now.kept.values, now.place(self)  # to detect one that is returned again, exhausted
+        if items is last.get(at):
             raise UsageError(
                 f"{self.function.name} returned the same iterator as in the pass before, but an iterator has "
                 "only one pass: return a new one each time"
             )
-        last.value = items if isinstance(items, Iterator) else None
+        last[at] = items if isinstance(items, Iterator) else None
         yield from now.here.timed_draws(self.label, Passes(items).begin())
 
 
@@ -195,9 +195,9 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
         raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
         if other := labels.keys() ^ set(paths):
-            raise UsageError(
-                f"labels= must have exactly the files; {min(map(str, other))} is in one only", path=folder
-            )
+            name = min(map(str, other))
+            where = "files" if name in paths else "labels"
+            raise UsageError(f"give one label for each file; {name} is only among the {where}", path=folder)
         labels = [labels[path] for path in paths]
     if len(labels) != len(paths):
         raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)

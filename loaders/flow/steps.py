@@ -158,23 +158,22 @@ class Cache(Step):
             raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        kept = now.kept.kept(now.place(self))
-        if kept.value is not None:
-            yield from map(read_only, kept.value)
+        kept, at = now.kept.values, now.place(self)
+        if (known := kept.get(at)) is not None:
+            yield from map(read_only, known)
             return
         found: list[Any] = []
         length, never_change = self.source.length, self.source.never_change
 
         def keep(item: Any) -> Any:
             found.append(item if never_change else _copied(item))
-            if length.is_exact and len(found) == length.items and kept.value is None:
-                kept.value = found
+            if length.is_exact and len(found) == length.items:
+                kept.setdefault(at, found)
             return read_only(found[-1])
 
         with ending(self.drawn(now)) as items:
             yield from map(keep, items)
-        if kept.value is None:
-            kept.value = found
+        kept.setdefault(at, found)
 
 
 def read_only(item: Any) -> Any:

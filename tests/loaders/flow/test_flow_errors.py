@@ -236,11 +236,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("below", "options", "message"),
     [
-        ("b", {"labels": {"2.jpg": 1}}, "10.JPEG is in one only"),
+        ("b", {"labels": {"2.jpg": 1}}, "10.JPEG is only among the files"),
         (
             "b",
             {"labels": dict.fromkeys(["10.JPEG", "2.jpg", "Z.jpg", "a.jpg", "c"], 1)},
-            "; c is in one only",
+            "; c is only among the labels",
         ),
         ("b", {"labels": [1, 2, 3]}, "has 4 files, and labels= has 3"),
         ("b", {"labels": [1, 2, 3, "4"]}, "a label must be a whole number"),

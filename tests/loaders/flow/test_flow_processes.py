@@ -209,19 +209,20 @@ def test_what_a_pass_keeps_is_dropped_at_a_close_and_what_it_has_borrowed_at_its
     with pytest.raises(ValueError, match="no"), resources.borrowed("a", lambda: failed):
         raise ValueError("no")
     failed.close.assert_called_once()
-    kept = resources.kept(((), 1))
     with resources.borrowed("b", lambda: borrowed):
-        kept.value = "items"
+        resources.values[(), 1] = "items"
         resources.close()
         borrowed.close.assert_not_called()
     borrowed.close.assert_called_once()
-    assert kept.value is None
+    assert not resources.values
 
 
 def test_a_group_is_full_at_its_bytes_however_many_items_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_map, "GROUP_BYTES", 2500)
     numbered = ((bytes(1000), number) for number in range(40))
-    groups = process_map.ItemGroups(numbered, pass_number=0, rows=8, least=2, never_change=True)
+    groups = process_map.ItemGroups(
+        numbered, pass_number=0, rows=8, least=2, never_change=True, known=lambda: None
+    )
     groups._delivered = 10**9  # of a fast phase with small items
     assert {len(request.items) for request in groups} <= {1, 2, 3}
 
