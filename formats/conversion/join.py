@@ -38,7 +38,7 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.jobs import JobRunner
-from shardprep.formats.runtime.json_record import parse_canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
@@ -289,14 +289,11 @@ def _built(
     fields = [one.field.to_json() for one in columns]
     guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
     listed = {file.name: file for file in manifest.column_files}
-    if not (work_folder.folder / PLAN_NAME).exists():
-        work_folder.clear()  # the commits of a killed repair
-    try:
-        work_folder.claim(guard)
-    except PlanMismatch:
+    begun = work_folder.folder / PLAN_NAME
+    if not begun.exists() or begun.read_bytes() != canonical_json(guard):
         remove_unlisted_columns(output, {file.name for file in manifest.files})
-        work_folder.clear()
-        work_folder.claim(guard)
+        work_folder.clear()  # also the commits of a killed repair
+    work_folder.claim(guard)
     if not columns:
         return []
     of_values = [(name, "<i8", (len(columns),)) for name in ("places", "lengths")]
