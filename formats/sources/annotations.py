@@ -81,7 +81,7 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
     """Read labels by image from ``LOC_val_solution.csv`` or Caffe's ``val.txt``. Raises DataError."""
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
     with foreign_file(path, _ADVICE):
-        lines = text_lines(read_small_file(path), path)
+        lines = text_lines(path)
         for line in filter(_KAGGLE_HEAD.__ne__, lines):
             match = (_CAFFE_LINE if is_caffe else _KAGGLE_LINE).fullmatch(line.strip())
             if match is None or match[1] in found:
@@ -118,7 +118,7 @@ class AnnotationFiles:
         mapped: dict[str, str] = {}
         if path := self.path("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
             with foreign_file(path, _ADVICE):
-                pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
+                pairs = [line.partition(" ") for line in text_lines(path) if line]
                 mapped = {wnid: words.strip() for wnid, _, words in pairs}
                 lengths = map(len, mapped.values())
                 if len(mapped) < len(pairs) or not all(0 < length <= MAX_WORDS for length in lengths):

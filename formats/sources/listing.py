@@ -280,15 +280,13 @@ MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 
 def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
     with naming(path), os.fdopen(open_regular(path), "rb") as file:
-        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)  # which are allocated at once
-    if len(data) > limit:
+        # not file.read(limit), which allocates all of it
+        data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
+    if data is None or len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data
 
 
-def text_lines(data: bytes, path: Path | str) -> list[str]:
-    """Return the lines of UTF-8 text. Raises SourceDamaged for other encodings."""
-    try:
-        return data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise SourceDamaged(f"is not UTF-8 text at byte {error.start}; copy it again", path=path) from error
+def text_lines(path: Path) -> list[str]:
+    """Return the lines of a small file of UTF-8 text. Raises ValueError for other encodings."""
+    return read_small_file(path).decode("utf-8-sig").splitlines()

@@ -21,7 +21,7 @@ from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.listing import Classes, GrowingTable, read_small_file, text_lines
+from shardprep.formats.sources.listing import Classes, GrowingTable, text_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
@@ -506,7 +506,7 @@ class TfRecord(RecordSource):
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
             with contents.problems.collected(), foreign_file(path, "correct the list"):
-                for label, name in enumerate(text_lines(read_small_file(path), path)):
+                for label, name in enumerate(text_lines(path)):
                     contents.classes.of_number(label, name)
         return contents
 

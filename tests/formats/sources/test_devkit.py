@@ -173,7 +173,7 @@ NO_LABELS: list[tuple[str, bytes, type[Exception], str]] = [
     ("LOC_val_solution.csv", b"Id,Label\n", LabelConflict, "says Label, which is none of the 3 classes"),
     *(("LOC_val_solution.csv", HEAD + row, SourceDamaged, "not an image and its label") for row in (b"a\n", b"a,\n", b"a,n01440764 1,2\n")),
     ("LOC_val_solution.csv", HEAD + b"a,n01440764\na,n01440764\n", SourceDamaged, "twice"),
-    ("LOC_val_solution.csv", HEAD + b"a,n01440764\n\xff", SourceDamaged, "not UTF-8 text at byte 37"),
+    ("LOC_val_solution.csv", HEAD + b"a,n01440764\n\xff", SourceDamaged, "can.t decode byte 0xff in position 37"),
     ("LOC_val_solution.csv", HEAD + b"a,n01443537 1 2 3 4\n", LabelConflict, "says n01443537, which is none of the 3 classes"),
     *(
         ("val.txt", CAFFE + line, SourceDamaged, "is not an image and its label")
