@@ -278,10 +278,10 @@ class Engine(Owned, Closable):
 
     A lease has at most ``chunk`` rows. A worker that spends more than ``deadline`` seconds on a row is
     killed; without a deadline, a :class:`.SlowRecord` warning names a row of more than SLOW_ROW_S, by
-    ``locate``. With ``skip_crashes``, a row is left out at which MAX_ROW_FAILURES workers died by a signal
-    of faulty code, such as SIGSEGV; ``doing`` names that code in the reason. Opening the work may take 120
-    seconds; with a deadline, max(deadline, 30). In errors, ``describe`` names an item and ``owner`` this
-    object. Raises OperationError if memory or processes run out; UsageError for work that cannot be pickled.
+    ``locate``. With ``skip_crashes``, a row is left out at which MAX_ROW_FAILURES workers died by a signal of
+    faulty code, such as SIGSEGV. Opening the work may take 120 seconds; with a deadline, max(deadline, 30).
+    In errors, ``describe`` names an item and ``owner`` this object. Raises OperationError if memory or
+    processes run out; UsageError for work that cannot be pickled.
     """
 
     def __init__(
@@ -296,7 +296,6 @@ class Engine(Owned, Closable):
         ordered: bool = True,
         describe: Callable[[Any], str] = "item {}".format,
         locate: Callable[[Any], str] | None = None,
-        doing: str = "the work on it",
         skip_crashes: bool = False,
         owner: str = "engine",
     ) -> None:
@@ -316,13 +315,12 @@ class Engine(Owned, Closable):
         self._trace: Trace | None = None
         self._at_pause: EngineStats  # set with the first pause
         if workers:
-            skipped = {number.name for number in CRASHES} if skip_crashes else set[str]()
             leases = Leases(
                 slots=slots,
                 workers=workers,
                 chunk=min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)),
                 ordered=ordered,
-                reason_to_skip=lambda cause: f"{doing} crashed by {cause}" if cause in skipped else None,
+                skip=[number.name for number in CRASHES if skip_crashes],
             )
             self._sent = SentWork(self._work)
             self._dispatcher = Dispatcher(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -67,8 +67,8 @@ class Leases:
     """The leases of one engine. Not thread-safe.
 
     ``chunk`` is the maximum number of rows per lease. Unless ``ordered``, a batch is due as soon as it is
-    finished. When MAX_ROW_FAILURES workers have died at a row, ``reason_to_skip(cause)`` returns why the row
-    is left out of its batch, or None to fail the batch.
+    finished. A row at which MAX_ROW_FAILURES workers have died fails its batch, or is left out of it if all
+    died of one of the causes to ``skip``.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Leases:
         workers: int,
         chunk: int,
         ordered: bool = True,
-        reason_to_skip: Callable[[str], str | None] = lambda cause: None,
+        skip: Container[str] = (),
     ) -> None:
         self.run = 0
         self._ordered = ordered
-        self._reason_to_skip = reason_to_skip
+        self._skip = skip
         self._chunk = chunk
         self._slots = slots
         self._occupied: set[int] = set()  # by a batch in progress, or one that the consumer holds
@@ -199,9 +199,8 @@ class Leases:
         causes = self._failures[lease.batch, row]
         causes.append(cause)
         if len(causes) >= MAX_ROW_FAILURES:
-            reasons = [self._reason_to_skip(cause) for cause in causes]
-            if reason := None if None in reasons else reasons[-1]:
-                self._leave_out(lease, row, reason)
+            if all(each in self._skip for each in causes):
+                self._leave_out(lease, row, f"its workers crashed by {cause}")
             else:
                 self._fail(lease, RowFailure(row, cause=cause))
 

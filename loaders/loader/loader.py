@@ -251,7 +251,6 @@ class Loader(Owned, Closable):
                 describe=described,
                 locate=located,
                 owner="Loader",
-                doing="its decoding" if transform else "its reading",
                 skip_crashes=self._work.skip_bad,
             )
             undo.pop_all()

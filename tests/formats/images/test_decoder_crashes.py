@@ -88,7 +88,7 @@ def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp
     with Loader(out, on_bad_record="skip", with_numbers=True, **options) as loader:  # type: ignore[arg-type]
         batches, receipt = list(loader), loader.receipt()
 
-        assert loader.skipped == dict.fromkeys(keys, "its decoding crashed by SIGSEGV")
+        assert loader.skipped == dict.fromkeys(keys, "its workers crashed by SIGSEGV")
         numbers = [number for _, _, numbers in batches for number in numbers.tolist()]
         assert [loader.key(number) for number in sorted(set(range(12)) - set(numbers))] == keys
     assert [len(images) for images, _, _ in batches] == [3, 4, 3]

@@ -251,13 +251,13 @@ def test_a_row_is_skipped_that_crashes_every_worker_but_not_one_that_is_killed_f
     crashes = {25: engine_workers.crash, 30: engine_workers.crash}
     for last, error in ((engine_workers.refuse, KeyError), (engine_workers.kill, WorkerDied)):
         work = Writing(crashes | {40: last})
-        with Engine(work, layout(10), workers=2, doing="its writing", skip_crashes=True) as engine:
+        with Engine(work, layout(10), workers=2, skip_crashes=True) as engine:
             run = engine.run(plans_of(100, 10))
             batches = [next(run) for _ in range(4)]
             with pytest.raises(error):
                 next(run)
 
-        said = "its writing crashed by SIGSEGV"
+        said = "its workers crashed by SIGSEGV"
         assert [batch.skipped for batch in batches] == [{}, {}, {5: said}, {0: said}]
         for batch in batches:
             rows = [row for row in range(10) if row not in batch.skipped]

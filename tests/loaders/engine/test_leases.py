@@ -142,7 +142,7 @@ def test_a_row_that_ends_three_workers_fails_its_batch_but_not_the_one_before() 
 
 @pytest.mark.parametrize("row", [0, 2, 4])
 def test_a_row_that_only_crashes_workers_may_be_left_out_of_its_batch(row: int) -> None:
-    table = Leases(slots=1, workers=2, chunk=5, reason_to_skip={"SIGSEGV": "crashed by SIGSEGV"}.get)
+    table = Leases(slots=1, workers=2, chunk=5, skip={"SIGSEGV"})
     table.begin(1)
     table.open(np.arange(10))
     other = table.take(1)
@@ -163,4 +163,4 @@ def test_a_row_that_only_crashes_workers_may_be_left_out_of_its_batch(row: int) 
     assert batch is not None
     assert batch.failure is None
     assert rows_of(batch) == list(range(10))
-    assert batch.left_out == {poison.first + row: "crashed by SIGSEGV"}
+    assert batch.left_out == {poison.first + row: "its workers crashed by SIGSEGV"}
