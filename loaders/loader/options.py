@@ -66,7 +66,7 @@ def plan_of(
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn if batches have few of the classes, by a model for class-sorted datasets, else by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
-    in_place, place = subset.dataset.in_place, subset.dataset.location
+    found, least = None, None
     if window >= records:
         return
     if subset.dataset.class_sorted:
@@ -74,18 +74,13 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         left = np.delete(labels, omission.positions) if omission and omission.closes else labels
         classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-        found = Means(mixing.per_batch(window), mixing.per_batch(records))
-        if found.found < ENOUGH * found.expected:
-            least = mixing.least_window()
-            local = f"a LocalShuffle of at least {least} records, " if least else ""
-            use = f"{local}or {'convert it to shards' if in_place else 'convert without --order key'}"
-            warn_of_few_classes(found, plan, window, place, "is sorted by class", use)
-    elif not isinstance(subset.dataset.index, np.ndarray) or subset.weights is not None:
-        return  # labels of large collections, and by weighted places, are not in memory
-    elif few := sampled_mixing(plan, subset.labels, window):
-        use = f"a larger window, or {'convert it to shards' if in_place else 'write it in a shuffled order'}"
-        use += "; print(loader.shuffle_quality()) says more"
-        warn_of_few_classes(few, plan, window, place, "has records of a class side by side", use)
+        mixed = Means(mixing.per_batch(window), mixing.per_batch(records))
+        if mixed.found < ENOUGH * mixed.expected:
+            found, least = mixed, mixing.least_window()
+    elif isinstance(subset.dataset.index, np.ndarray) and subset.weights is None:  # else labels are on disk
+        found = sampled_mixing(plan, subset.labels, window)
+    if found:
+        warn_of_few_classes(found, plan, window, subset.dataset.location, least)
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:

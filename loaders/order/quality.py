@@ -84,16 +84,15 @@ class ClassMixing:
         return np.asarray(np.maximum(1.0, classes))
 
 
-def warn_of_few_classes(classes: Means, plan: EpochPlan, window: int, place: str, lie: str, use: str) -> None:
-    """Warn, once per dataset, that batches have few ``classes``.
-
-    ``lie`` says how the records at ``place`` are stored, and ``use`` the alternatives to a GlobalShuffle.
-    """
+def warn_of_few_classes(classes: Means, plan: EpochPlan, window: int, place: str, least: int | None) -> None:
+    """Warn, once per dataset, that batches have few ``classes``; ``least`` is the least window, if known."""
     if plan.dataset not in _warned:
         _warned.add(plan.dataset)
         warnings.warn(
-            f"{place} {lie}: with a window of {window} records a batch of {plan.batch_size} has about "
-            f"{classes.found:.0f} classes, and {classes.expected:.0f} with a GlobalShuffle(). Use that, {use}",
+            f"{place} has records of a class side by side: with a window of {window} records a batch of "
+            f"{plan.batch_size} has about {classes.found:.0f} classes, and {classes.expected:.0f} with a "
+            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least} records' if least else 'a larger window'}, "
+            "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
             SortedByClass,
             stacklevel=5,  # the line that makes the Loader
         )

@@ -116,7 +116,7 @@ def test_a_local_shuffle_reads_blocks_in_random_order_and_resumes_anywhere(in_pl
 
 
 def test_the_warning_names_a_window_that_mixes_the_classes(in_place: Path) -> None:
-    with pytest.warns(SortedByClass, match=r"LocalShuffle of at least \d+ records, or convert it to shards"):
+    with pytest.warns(SortedByClass, match=r"LocalShuffle of at least \d+ records, or convert to shards"):
         not_decoded(in_place, shuffle=LocalShuffle(3), batch_size=8).close()
 
 
