@@ -98,28 +98,6 @@ class CacheTooSmall(NoSpace):
         self.needed = needed
 
 
-@dataclass
-class _Download(Transfer):
-    """The download of a file whose room is reserved."""
-
-    file: ArrivingFile
-
-    async def run(self) -> None:
-        """Download the file, verify it and publish it. Raises the errors of :meth:`fill`."""
-        alive = asyncio.create_task(self._show_alive())
-        try:
-            await self.fill(self.file)
-            await in_thread(self.file.finish)
-        finally:
-            alive.cancel()
-
-    async def _show_alive(self) -> None:
-        """Touch the file while this process lives, even if the server is silent."""
-        while True:
-            await asyncio.sleep(ALIVE_S)
-            self.file.touch()
-
-
 @dataclass(frozen=True)
 class CacheCounts:
     """Counts since the cache was opened.
@@ -374,14 +352,26 @@ class FileCache(Owned, Closable):
             raise
 
     async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
-        works = [_Download(remote, file.entry, file, arrived=self._arrived) for file in files]
+        async def download(file: ArrivingFile) -> None:
+            await Transfer(remote, file.entry, arrived=self._arrived).fill(file)
+            await in_thread(file.finish)
+
+        async def show_alive() -> None:  # even if the server is silent
+            while True:
+                await asyncio.sleep(ALIVE_S)
+                for file in files:
+                    file.touch()
+
+        alive = asyncio.create_task(show_alive())
         try:
-            await run_all([work.run for work in works], AT_ONCE)
+            await run_all([partial(download, file) for file in files], AT_ONCE)
         except BaseException:  # here, where no thread uses the files any more
             for file in files:
                 file.give_up()
             raise
-        self._files += len(works)  # only the loop's thread counts these
+        finally:
+            alive.cancel()
+        self._files += len(files)  # only the loop's thread counts these
         self._bytes += sum(file.entry.size for file in files)
 
     def _arrived(self, size: int) -> None:
