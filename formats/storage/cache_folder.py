@@ -445,30 +445,23 @@ class ReaderFile(Owned):
         return lock
 
     def foresee(self, uses: Uses) -> None:
-        """Replace the announced uses; on a full disk, the old ones may stay."""
-        with _unless_full():
+        """Replace the announced uses, which only order evictions; a full disk keeps the old ones."""
+        try:
             before, self._lock = self._lock, self._written(uses)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        else:
             before.close()
 
     def used(self, position: int) -> None:
         """Record how many announced uses are done. Needs no lock."""
-        with _unless_full():
-            os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
+        os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
 
     def remove(self) -> None:
         """Unregister this reader."""
         self._path.unlink(missing_ok=True)
         self._lock.close()
-
-
-@contextmanager
-def _unless_full() -> Iterator[None]:
-    """Ignore a full disk: announced uses only determine which files are evicted."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
 
 
 def living_readers(folder: Path) -> list[LivingReader]:
