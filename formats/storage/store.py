@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -206,10 +206,7 @@ _CAUSES = {
     "kind: Timeout": "no bytes arrived within the timeout",
     "dns error": "there is no host with that name",
     "kind: Connect": "no connection",
-    "IncompleteBody": "the response was truncated",
-    "IncompleteMessage": "the response was truncated",
-    "kind: Interrupted": "the response was truncated",
-    "ConnectionReset": "the connection broke",
+    "body error": "the response broke off",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
     "Content-Length Header missing": "the server does not say how long the file is (Content-Length)",
 }
@@ -533,11 +530,11 @@ class RemoteFolder(Owned):
                     break
         return bytes(data[:most])
 
-    async def create(self, name: str, data: bytes) -> bool:
+    async def create(self, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create") -> bool:
         """Write a file unless it exists; return whether this call, of several at once, wrote it."""
         with translated(self.place, name):
             try:
-                await self._obstore.put_async(self._store, name, data, mode="create")
+                await self._obstore.put_async(self._store, name, data, mode=mode)
             except self._obstore.exceptions.AlreadyExistsError:
                 return False
         await self._flush(name)

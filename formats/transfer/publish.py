@@ -49,14 +49,10 @@ async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
     for _ in range(TRIES):
         if await remote.content(name, len(data) + 1) == data:
             return True
-        await remote.write(name, _whole(data), len(data))
+        await remote.create(name, data, mode="overwrite")
     raise RemoteDamaged(
         f"does not hold the bytes that were sent, {TRIES} times in a row", path=remote.place.url, shard=name
     )
-
-
-async def _whole(data: bytes) -> AsyncGenerator[bytes, None]:
-    yield data
 
 
 CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
