@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -198,6 +198,14 @@ class ColumnTable:
 
     def row_at(self, number: int) -> bytes:
         return self._read(number, 1)
+
+    def rows_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Return the bytes of rows; adjacent ones in order are read together."""
+        first, size = numbers[0], self.row.itemsize
+        if [*numbers] != [*range(first, first + len(numbers))]:
+            return [self.row_at(number) for number in numbers]
+        data = self._read(first, len(numbers))
+        return [data[at : at + size] for at in range(0, len(data), size)]
 
     def rows(self) -> Rows:
         return np.frombuffer(self._read(0, self._records), self.row)
@@ -416,12 +424,15 @@ class OpenRecords(Owned):
 
         Return False, with anything in the arrays, unless all are intact; :meth:`value` says which is not.
         """
-        places = [(part := self._part_of(number), number - self._first_records[part]) for number in numbers]
+        parts = [(part, [*some]) for part, some in groupby(numbers, self._part_of)]
         heads = [record_crc(key, UNLABELLED, b"") for key in keys]
         try:
             for name, values in columns.items():
                 column = self._columns[name]
-                rows = [self._table(part, column).row_at(number) for part, number in places]
+                rows: list[bytes] = []
+                for part, some in parts:
+                    first = self._first_records[part]
+                    rows += self._table(part, column).rows_at([number - first for number in some])
                 found = np.frombuffer(b"".join(rows), self._parts[0].columns[column].row)["value"]
                 if not (end_in_crc(heads, rows) and self._codecs[column].are_valid(found)):
                     return False
