@@ -97,11 +97,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def open_regular(path: Path) -> int:
     """Open a regular file. Raises SourceDamaged, without blocking, for anything else."""
-    return regular(os.open(path, OPEN_FLAGS), path)
-
-
-def regular(fd: int, path: Path) -> int:
-    """Return ``fd`` if it is a regular file's. Otherwise close it and raise SourceDamaged."""
+    fd = os.open(path, OPEN_FLAGS)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

@@ -64,7 +64,10 @@ class Child(Owned, AbstractContextManager["Child"]):
         answer = self._answer(math.inf if seconds is None else seconds)
         if answer is None:
             raise ChildLost(f"no answer within {seconds:.0f} seconds")
-        return _value_of(answer)  # type: ignore[no-any-return]
+        failed, value = ForkingPickler.loads(answer)
+        if failed:
+            raise value
+        return value  # type: ignore[no-any-return]
 
     def _answer(self, seconds: float) -> bytes | None:
         """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
@@ -106,13 +109,6 @@ class Child(Owned, AbstractContextManager["Child"]):
         self._process.end(0)
 
 
-def _value_of(answer: bytes) -> Any:
-    failed, value = ForkingPickler.loads(answer)
-    if failed:
-        raise value
-    return value
-
-
 def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Make a call in a new process, like :meth:`Child.call`. Thread-safe."""
     with Child() as child:
@@ -131,14 +127,13 @@ def not_ready(seconds: float) -> WorkerDied:
 def _serve(channel: Channel) -> None:
     """Run in the child: report that it is ready, then serve calls until the channel ends."""
     keep_freed_memory(KEPT_BYTES)
-    can_go_on = _send_answer(channel, (False, None))
-    while can_go_on and (question := channel.receive()) is not None:
+    answer: tuple[bool, Any] = (False, None)
+    while _send_answer(channel, answer) and (question := channel.receive()) is not None:
         call, args, kwargs = ForkingPickler.loads(question)
         try:
-            answer: tuple[bool, Any] = (False, call(*args, **kwargs))
+            answer = (False, call(*args, **kwargs))
         except Exception as error:  # the parent raises it
             answer = (True, error)
-        can_go_on = _send_answer(channel, answer)
 
 
 def _send_answer(channel: Channel, answer: tuple[bool, Any]) -> bool:
