@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
 from pathlib import Path
@@ -208,8 +208,6 @@ def layout_of(
     """
     info = (schema.metadata or {}).get(b"huggingface")  # the features of the datasets library
     features = json.loads(info)["info"]["features"] if info else {}
-    if not isinstance(features, dict):
-        raise ValueError("its Hugging Face features are not a mapping")
     names: list[str] = schema.names
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
@@ -324,8 +322,6 @@ class RowReader(FilesReader):
     def record_in(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
         kept, number = self.opened.kept, int(entry["offset"])
         group = bisect_right(file.starts, number) - 1
-        if group >= len(file.starts) - 1:
-            raise self.changed(entry)
         place = (entry["path"].item(), group)
         if place not in kept:
             with arrow_reads(self.path_of(entry)):
@@ -345,10 +341,13 @@ class RowContents(RecordContents):
     _bytes = _encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
-        return Schema(self.layout.fields.values()), bool(self.layout.image)
+        layout = self.layout
+        return (Schema(layout.fields.values()), bool(layout.image)) if layout else (Schema(), False)
 
     def read(self, file: ArchiveFile) -> None:
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
+        if self.layout is None:  # the metadata could not be read
+            return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
@@ -402,10 +401,11 @@ class ParquetRows(RecordSource):
     CONTENTS = RowContents
 
     def contents(self, split: str, classes: Classes) -> RowContents:
-        contents = RowContents(replace(self, layout=self._layout(split)), classes)
+        contents = RowContents(self, classes)
         with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
+            contents.layout = self._layout(split)
             for label, class_name in enumerate(contents.layout.classes):
-                contents.classes.of_number(label, class_name)
+                classes.of_number(label, class_name)
         return contents
 
     def _layout(self, split: str) -> RowLayout:

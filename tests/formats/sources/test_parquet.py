@@ -158,6 +158,9 @@ def test_a_file_that_is_no_parquet_or_claims_gigabytes_is_refused_by_name(tmp_pa
         (tmp_path / "a.parquet").write_bytes(data)
         with pytest.raises((SourceDamaged, UsageError), match=rf"a\.parquet{reason}"):
             recognise(tmp_path / "a.parquet").listing("train")
+    write(tmp_path / "a-val.parquet", {"image": images(0)})
+    (tmp_path / "a.parquet").rename(tmp_path / "a-train.parquet")
+    assert len(recognise(tmp_path).listing("val").entries) == 1
 
 
 CAPTION = "long " * 50_000
