@@ -62,20 +62,6 @@ def cli() -> None:
     """
 
 
-FIRST_STEPS = """\
-prep turns the archives of an image dataset into verified shards for training.
-
-To begin with:
-  prep demo                     show every step on a miniature dataset, in seconds
-  prep convert ARCHIVES SHARDS  convert archives or folders of images to shards
-  prep verify SHARDS            check that the shards are complete and intact
-  prep report SHARDS            write a page that shows what is in them
-  prep bench-loader SHARDS      measure how fast they load, and what limits them
-
-prep --help lists all commands; prep COMMAND --help explains one.
-"""
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run ``prep`` with these arguments and return the exit code.
 
@@ -92,8 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        is_bare = not arguments and sys.stdout.isatty()
-        click.echo(FIRST_STEPS if is_bare else error.format_message(), nl=not is_bare)
+        click.echo(error.format_message())
         return error.exit_code
     except (click.ClickException, ShardprepError, OSError, ImportError, MemoryError) as error:
         return failed(error, as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
@@ -33,7 +32,8 @@ def main() -> NoReturn:
         from shardprep.cli.app import failed, flush, run
         from shardprep.cli.console.output import Interrupted, asks_for_json
     except ImportError as error:
-        _not_loaded(error)
+        sys.stderr.write(f"prep: cannot be loaded: {error}\n")
+        sys.exit(3)
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
         _on_signals(_leave)
@@ -49,15 +49,6 @@ def main() -> NoReturn:
         # a thread of obstore that calls Python during finalization would abort the process; Ray's may hang
         os._exit(code)
     sys.exit(code)
-
-
-def _not_loaded(error: ImportError) -> NoReturn:
-    message = f"cannot be loaded: {error}"
-    sys.stderr.write(f"prep: {message}\n")
-    if "--json" in sys.argv:
-        found = {"kind": "ImportError", "message": message, "exit_code": 3}
-        sys.stdout.write(json.dumps({"error": found}) + "\n")
-    sys.exit(3)
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:

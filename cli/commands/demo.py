@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import ANY_PATH, command, output_options
-from shardprep.cli.console.output import Interrupted, Output, fields, say
+from shardprep.cli.console.output import Output, fields, say
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.sources.sample import make_sample
 
@@ -81,11 +81,8 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     prep = ctx.find_root().command
     sys.argv = ["prep", *arguments]  # for provenance.json
     click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
-    try:
-        with prep.make_context("prep", list(arguments)) as context:
-            code = prep.invoke(context)
-    except Interrupted as interrupted:
-        raise Interrupted(interrupted.number) from None  # without notes: the demo cannot be continued
+    with prep.make_context("prep", list(arguments)) as context:
+        code = prep.invoke(context)
     if code:
         ctx.exit(code)
 

@@ -24,13 +24,13 @@ from shardprep.formats.images.opencv import cv2
 
 Encoded = bytes | bytearray | memoryview
 
-REDUCED_COLOR = {
-    1: cv2.IMREAD_COLOR,
-    2: cv2.IMREAD_REDUCED_COLOR_2,
-    4: cv2.IMREAD_REDUCED_COLOR_4,
-    8: cv2.IMREAD_REDUCED_COLOR_8,
+REDUCED = {
+    1: 0,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
 }
-"""The flag that decodes at 1/n of the size, by n."""
+"""The flag, beside one of the colours, that decodes at 1/n of the size, by n."""
 
 
 def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray[np.uint8]:
@@ -91,7 +91,7 @@ class DecoderDiffers(UserWarning):
 
 def canary_row(name: str, reduction: int) -> tuple[str, str, str]:
     """Return name, reduction and a digest (16 hexadecimal digits) of a canary's pixels on this machine."""
-    flags = REDUCED_COLOR[reduction] | cv2.IMREAD_IGNORE_ORIENTATION
+    flags = cv2.IMREAD_COLOR | REDUCED[reduction] | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels = decode((CANARIES / name).read_bytes(), flags)
     except BadImage:  # the decoder was built without this format

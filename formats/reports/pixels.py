@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
-from shardprep.formats.images.decode import REDUCED_COLOR, crashes_decoder, decode
+from shardprep.formats.images.decode import REDUCED, crashes_decoder, decode
 from shardprep.formats.images.kinds import JPEG_SIGNATURE
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.runtime.processes import use_one_thread
@@ -80,10 +80,8 @@ def _scale(image: bytes, side: int) -> int:
 
     Other kinds are decoded at full size: OpenCV would skip pixels, which makes images sharper.
     """
-    enough = (
-        [n for n in REDUCED_COLOR if side >= n * SHORTER_SIDE] if image.startswith(JPEG_SIGNATURE) else []
-    )
-    return REDUCED_COLOR[max(enough, default=1)]
+    scales = REDUCED if image.startswith(JPEG_SIGNATURE) else (1,)
+    return cv2.IMREAD_COLOR | REDUCED[max((n for n in scales if side >= n * SHORTER_SIDE), default=1)]
 
 
 def thumbnail(_row: np.void, image: bytes) -> bytes:

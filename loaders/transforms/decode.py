@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
-from shardprep.formats.images.decode import Encoded, decode, jpeg_decoder
+from shardprep.formats.images.decode import REDUCED, Encoded, decode, jpeg_decoder
 from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
@@ -23,13 +23,6 @@ Orientation = Literal["ignore", "apply"]
 ORIENTATIONS = ("ignore", "apply")
 Reduction = Literal[1, 2, 4, 8]
 Pixels = npt.NDArray[np.uint8]
-
-REDUCED = {
-    1: 0,
-    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
-    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
-    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
-}
 
 
 class _SpentTime(threading.local):

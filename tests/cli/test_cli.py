@@ -38,18 +38,9 @@ def test_a_dry_run_as_json_is_one_object_with_the_exit_code_of_the_conversion(tm
     assert [(one["count"], one["exit_code"]) for one in value["problems"]] == [(1, 1)]
 
 
-def test_prep_alone_shows_the_commands_and_on_a_terminal_those_to_begin_with(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run([])
-    assert capsys.readouterr().out.startswith("Usage: prep")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
+def test_prep_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
-
-    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prep ")]
-    assert shown == ["demo", "convert", "verify", "report", "bench-loader"]
-    assert set(shown) <= set(cli.commands)
+    assert capsys.readouterr().out.startswith("Usage: prep")
 
 
 @pytest.mark.parametrize(
