@@ -188,7 +188,8 @@ def bench_loader(
     disk: Path | None,
     columns: str | None,
     progress: CommandProgress,
-    cached: dict[str, Any],
+    cache: Path | None,
+    cache_limit: int | None,
     **chosen: Any,
 ) -> Output:
     """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
@@ -200,6 +201,7 @@ def bench_loader(
     from shardprep.loaders.measuring.disk import DiskProfile
 
     splits = datasets_in(dataset)
+    cached: dict[str, Any] = {"cache": cache, "cache_limit": cache_limit}
     check_replaced(html)
     check_replaced(trace)
     for file, option in ((trace, "--trace"), (html, "--html")):

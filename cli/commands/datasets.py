@@ -61,7 +61,7 @@ from shardprep.formats.verification.verify import verify as verify_dataset
 @file_option("--html", "FILE", "Also write the page of prep report.")
 @cache_options
 @json_option
-def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[str, Any]) -> Output:
+def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any) -> Output:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
     Given a folder of splits or a collection, it summarises each part.
@@ -217,7 +217,7 @@ def _order_text(summary: Summary) -> str:
 @cluster_option
 @cache_options
 @output_options
-def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **chosen: Any) -> Output:
+def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
     """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
@@ -234,7 +234,7 @@ def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **c
     with cluster_executor(cluster) as executor:
 
         def verified(place: Path | str) -> Output:
-            report = verify_dataset(place, executor=executor, **cached, **chosen)
+            report = verify_dataset(place, executor=executor, **chosen)
             mends = [_next_step_for(report)] if report.findings else []
             return Output(report.to_json(), [*_report_lines(report), *mends], report.exit_code, report)
 

@@ -18,7 +18,6 @@ from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.sizes import parse_bytes
 from shardprep.formats.shards.tables import INDEX_NAME
-from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
@@ -151,25 +150,17 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_progress
 
 
-def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--cache``, which a URL needs, and ``--cache-limit``, as ``cached``; a folder takes neither."""
-
-    @file_option(
+cache_options = together(
+    file_option(
         "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
-    )
-    @click.option(
+    ),
+    click.option(
         "--cache-limit",
         type=SIZE,
         help="Largest size of the cache, such as 200GiB.  [default: the free space of the disk]",
-    )
-    @wraps(command)
-    def with_cache(dataset: Path | str, cache: Path | None, cache_limit: int | None, **options: Any) -> Any:
-        cached_place(dataset, cache, cache_limit)
-        return command(dataset=dataset, cached={"cache": cache, "cache_limit": cache_limit}, **options)
-
-    return with_cache
-
-
+    ),
+)
+"""The options ``cache``, which a URL needs, and ``cache_limit``; a folder takes neither."""
 output_options = together(progress_option, json_option)
 work_options = together(workers_option, output_options)
 
