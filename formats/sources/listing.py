@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.runtime.files import naming, open_regular, publishing
+from shardprep.formats.runtime.files import foreign_file, naming, open_regular, publishing
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
@@ -251,8 +251,11 @@ class StoredEntries:
         self._path = folder / f"entries-{digest[:32]}"
 
     def read(self) -> Entries | None:
-        """Return the entries; None if they are not stored. Raises OSError."""
-        entries: Entries | None = np.load(self._path, allow_pickle=False) if self._path.exists() else None
+        """Return the entries; None if they are not stored. Raises SourceDamaged, OSError."""
+        if not self._path.exists():
+            return None
+        with foreign_file(self._path, "remove this file"):
+            entries: Entries = np.load(self._path, allow_pickle=False)
         return entries
 
     def write(self, entries: Entries, run: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats import PlanMismatch, convert, repair
 from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.sources.listing import EntryTable, GrowingTable
+from shardprep.formats.sources.listing import EntryTable, GrowingTable, StoredEntries
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.source import Problems, SourceOptions, entry_dtype
 from support.column_sources import write_pictures
 from support.datasets import prep_here
 from support.file_changes import CHANGES
@@ -93,6 +93,16 @@ def test_a_key_too_long_for_a_record_is_refused() -> None:
     problems = Problems()
     EntryTable(Path("src"), problems).append("a" * 1025, 0, length=1)
     assert "shorten" in str(*problems)
+
+
+def test_a_damaged_listing_that_was_stored_is_an_error(tmp_path: Path) -> None:
+    stored = StoredEntries(tmp_path, {"archive": "a.tar"})
+    stored.write(np.zeros(3, entry_dtype(1, 1)), tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.chmod(0o644)
+    os.truncate(file, 200)
+    with pytest.raises(SourceDamaged, match=r"entries-.*; remove this file"):
+        stored.read()
 
 
 MINI = Miniature()
