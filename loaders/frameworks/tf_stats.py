@@ -106,13 +106,10 @@ class InputStats(ShownStats):
         """The number of batches drawn from the source; an input without capacity has none put in."""
         return max(1, self.fed if self.capacity else self.batches)
 
-    def _group(self, name: str, seconds: float) -> GroupTimes:
-        return GroupTimes(name, "thread", 1, {name: seconds}, self.fetching, self.blocked_seconds)
-
     @property
     def _thread(self) -> GroupTimes:
         stage = "staging" if self.name == "StagingInput" else "TensorFlow queue"
-        return self._group(stage, self.converting)
+        return GroupTimes(stage, "thread", 1, {stage: self.converting}, self.fetching, self.blocked_seconds)
 
     @property
     def load(self) -> StageLoad | None:

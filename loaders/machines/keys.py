@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
@@ -42,13 +41,12 @@ ZAP_VERSION = b"1.0"
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before version and mechanism
 MECHANISM = slice(12, 32)
 HANDSHAKE_TIMEOUT_S = 2.0
-MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is sought; a closing receiver may cause one
+MAX_FAILED_HANDSHAKES = 3  # before the reason is sought; a closing receiver may cause one
 FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
 )
-CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
 @dataclass(frozen=True)
@@ -291,7 +289,7 @@ class ReceiverAuth:
         """Return the name of the user's key file without ``.key``, "" if it is not in the list."""
         return self._names.get(user, "")
 
-    def note_event(self, event: int, value: int) -> None:
+    def note_event(self, event: int) -> None:
         """Count refused peers. One thread must pass every event of the socket, in order."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED or event in FAILED_HANDSHAKES:
             self._connected += 1
@@ -330,10 +328,10 @@ class ReceiverAuth:
             handler.close()
 
 
-def mechanism_of(endpoint: str) -> str:
-    """Return the receiver's mechanism: "CURVE" with keys, "NULL" without, "" if no greeting arrives.
+def greeting_of(endpoint: str) -> bytes:
+    """Return the first bytes that the process at an endpoint sends to a peer that gives no mechanism.
 
-    Sends no mechanism: a receiver with another one would close the connection, perhaps before its greeting.
+    A receiver with another mechanism would close the connection, perhaps before its greeting.
     """
     kind, _, place = endpoint.partition("://")
     family = socket.AF_UNIX if kind == "ipc" else socket.AF_INET6 if "[" in place else socket.AF_INET
@@ -341,10 +339,8 @@ def mechanism_of(endpoint: str) -> str:
         connection.settimeout(HANDSHAKE_TIMEOUT_S)
         connection.connect(place if kind == "ipc" else (host_of(endpoint), int(place.rpartition(":")[2])))
         connection.sendall(SIGNATURE + b"\x03\x01")
-        greeting = connection.makefile("rb").read(MECHANISM.stop)
-        if greeting.startswith(SIGNATURE[:1]):
-            return greeting[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
-    return ""
+        return connection.makefile("rb").read(MECHANISM.stop)
+    return b""
 
 
 class NotAdmitted(OperationError):
@@ -356,7 +352,7 @@ class WrongReceiver(OperationError):
 
 
 class SenderAuth:
-    """Authenticates a sender's socket, and raises if connecting cannot succeed. Not thread-safe.
+    """Authenticates a sender's connection, and raises if connecting cannot succeed. Not thread-safe.
 
     libzmq alone reconnects forever, or, after a plain refusal, never. A receiver that is absent is not an
     error. Raises UsageError or OperationError if the key files cannot be used.
@@ -367,33 +363,26 @@ class SenderAuth:
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
         self._receiver = load_public(keys.receiver) if keys else b""
-        self._is_explained = False  # whether an event has told how the handshake ended
-        self._refusals = 0
+        self._last_event = self._failures = 0
 
-    def note_event(self, event: int, value: int) -> None:
+    def note_event(self, event: int) -> None:
         """Handle an event of the socket. The caller must pass every event, in order.
 
-        Raises NotAdmitted or WrongReceiver, after which the socket cannot be used. After some refusals, it
-        opens another connection for a few seconds to read the receiver's mechanism.
+        Raises NotAdmitted or WrongReceiver, after which the socket cannot be used. After some failed
+        handshakes, it opens another connection, for a few seconds at most, to find the reason.
         """
-        if event == zmq.EVENT_CONNECTED:
-            self._is_explained = False
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._is_explained, self._refusals = True, 0
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._keys:
+        before, self._last_event = self._last_event, event
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._keys:
             own = Path(self._keys.secret).with_suffix(PUBLIC_SUFFIX).name
             raise NotAdmitted(
                 f"{self._endpoint}: the receiver there does not know this machine's key; add {own} to its allow-list"
             )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._is_explained:
-            if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-                raise self._other_mechanism()
-            raise self._not_a_receiver()
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._is_explained = True
-            self._count_refusal(value)
-        elif event == zmq.EVENT_DISCONNECTED and not self._is_explained:
-            raise self._not_a_receiver()
+        refusals = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED
+        is_refused = before == zmq.EVENT_CONNECTED and event in refusals  # libzmq does not connect again
+        has_failed = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        self._failures += has_failed
+        if is_refused or (has_failed and self._failures % MAX_FAILED_HANDSHAKES == 0):
+            self._find_reason(is_refused)
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it connects."""
@@ -402,28 +391,23 @@ class SenderAuth:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
-    def _count_refusal(self, error: int) -> None:
-        """Count a connection that the peer closed, as a tunnel without a receiver also does."""
-        self._refusals = self._refusals + 1 if error in CLOSED_BY_PEER else 0
-        if self._refusals % MAX_CONNECTION_REFUSALS == 0 < self._refusals:
-            mechanism = mechanism_of(self._endpoint)
-            if self._keys and mechanism == "CURVE":
-                raise WrongReceiver(
-                    f"{self._endpoint}: the receiver there has another key than {Path(self._keys.receiver).name}; copy "
-                    f"its current {PUBLIC_SUFFIX} file here"
-                )
-            if mechanism == ("NULL" if self._keys else "CURVE"):
-                raise self._other_mechanism()
-
-    def _other_mechanism(self) -> OperationError:
-        if self._keys:
-            return WrongReceiver(
+    def _find_reason(self, is_refused: bool) -> None:
+        """Raise NotAdmitted or WrongReceiver, unless nothing answers, as at a tunnel without a receiver."""
+        greeting = greeting_of(self._endpoint)
+        has_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
+        if has_keys and self._keys:
+            raise WrongReceiver(
+                f"{self._endpoint}: the receiver there has another key than {Path(self._keys.receiver).name}; copy "
+                f"its current {PUBLIC_SUFFIX} file here"
+            )
+        if has_keys:
+            raise NotAdmitted(
+                f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the "
+                "receiver's allow-list and give it here as keys= (--key and --receiver)"
+            )
+        if greeting.startswith(SIGNATURE[:1]) and self._keys:
+            raise WrongReceiver(
                 f"{self._endpoint}: the receiver there has no keys, so it cannot prove its identity; give it keys"
             )
-        return NotAdmitted(
-            f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the receiver's "
-            "allow-list and give it here as keys= (--key and --receiver)"
-        )
-
-    def _not_a_receiver(self) -> WrongReceiver:
-        return WrongReceiver(f"{self._endpoint}: the peer there is not a receiver; is the address right?")
+        if is_refused or not SIGNATURE.startswith(greeting[:1]):
+            raise WrongReceiver(f"{self._endpoint}: the peer there is not a receiver; is the address right?")

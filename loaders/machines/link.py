@@ -313,7 +313,7 @@ class Link:
             if self._is_lost:
                 continue
             if self._auth:
-                self._auth.note_event(event, value)
+                self._auth.note_event(event)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 is_new = self._socket.binds and not self.is_admitted
                 self._must_send_hello = is_new or not self.has_sent_hello

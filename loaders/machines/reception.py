@@ -273,8 +273,8 @@ class Reception:
         )
 
     def _note_events(self) -> None:
-        for event, value in self.socket.events():
-            self._auth.note_event(event, value)
+        for event, _ in self.socket.events():
+            self._auth.note_event(event)
 
     def _handle(self, message: Message) -> None:
         if (is_dropped := message.peer in self._dropped) and self.socket.binds:
