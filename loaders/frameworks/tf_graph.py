@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.frameworks.tensors import Leaves, empty_arrays, empty_tensors, tf
 
 LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold only briefly
@@ -49,7 +48,7 @@ class PassEnded(Exception):
     """The attempt to put an element showed that the pass has ended."""
 
 
-class Sink(Owned, ABC):
+class Sink(ABC):
     """A first-in, first-out store of elements between one thread that puts and one that takes."""
 
     capacity: int
@@ -395,20 +394,15 @@ class StagingAreas(Sink):
         try:
             for area in self._areas[: len(parts)]:
                 area.permits.dequeue()
-        except tf.errors.OpError as error:
-            raise SinkClosed from error
-        with self._changed:  # not while another thread empties
-            for area, part in zip_longest(self._areas, parts):
+            with self._changed:  # not while another thread empties
                 if self._closed:
                     raise SinkClosed
-                if part is not None:
-                    area.stage(part)
-                try:
-                    area.tokens.enqueue(token)
-                except tf.errors.OpError as error:  # closed meanwhile, by garbage collection in this thread
+                for area, part in zip_longest(self._areas, parts):
                     if part is not None:
-                        area.unstage()
-                    raise SinkClosed from error
+                        area.stage(part)
+                    area.tokens.enqueue(token)
+        except tf.errors.OpError as error:
+            raise SinkClosed from error
 
     def level(self) -> int:
         with tf.init_scope():  # a garbage collection may call this while a graph is being built

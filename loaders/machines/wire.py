@@ -11,6 +11,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.machines.codec import (
+    MAX_DESCRIPTION,
     PIECE,
     Buffer,
     FrameDamaged,
@@ -28,7 +29,6 @@ from shardprep.loaders.order.epoch import LoadedStep
 UNKNOWN = -1  # number of steps or records
 MAX_PARTS = 1 << 16
 VERSION = 1
-MAX_TERMS = 16_000  # characters
 
 Facts = dict[str, str]
 
@@ -111,11 +111,6 @@ class Hello:
     def pack(self) -> list[Buffer]:
         """Return the frame. Raises UsageError if the terms are too long."""
         terms = json.dumps(self.terms.to_json())
-        if len(terms) > MAX_TERMS:
-            raise UsageError(
-                f"the terms of this source take {len(terms):,} characters, of at most {MAX_TERMS:,}; give a shorter "
-                "identity=, for example a digest of this one"
-            )
         return pack_note(FrameKind.HELLO, VERSION, **(vars(self) | {"terms": terms}))
 
     @classmethod
@@ -125,7 +120,7 @@ class Hello:
         name, instance = (text_in(notes, part, MAX_NAME) for part in ("name", "instance"))
         wants = number_in(notes, "wants", least=1)
         try:
-            terms = SourceTerms.from_json(json.loads(text_in(notes, "terms", MAX_TERMS)))
+            terms = SourceTerms.from_json(json.loads(text_in(notes, "terms", MAX_DESCRIPTION)))
         except (ValueError, RecursionError, UsageError) as error:
             raise FrameDamaged("a HELLO has no valid terms") from error
         if not name:

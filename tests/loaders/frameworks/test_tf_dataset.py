@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import NotCopyable, UsageError
+from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader
 from shardprep.loaders.frameworks.tf_graph import SinkClosed, StagingAreas, Status
 from shardprep.loaders.tf_inputs import (
@@ -124,17 +122,6 @@ def test_a_stage_and_its_dataset_know_the_loaders_state(lmdb_shards: Any) -> Non
             next(epoch)
             time.sleep(0.05)  # the dataset draws no batch ahead
             assert batches.state_dict()["place"] == 4
-
-
-@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_the_parts_of_an_input_cannot_be_copied_and_it_goes_on(attempt: Callable[[Any], Any]) -> None:
-    with QueueInput([np.zeros(3)] * 5) as made:
-        batches = iter(made)
-        next(batches)
-        for part in (made._feeder, made._sink):
-            with pytest.raises(NotCopyable, match=f"{type(part).__name__} cannot be copied"):
-                attempt(part)
-        assert sum(1 for _ in batches) == 4
 
 
 def taking(strategy: Any, each: StagingInput) -> Callable[[], Any]:
