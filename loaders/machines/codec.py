@@ -156,8 +156,8 @@ def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: i
     text = json.dumps(description, separators=(",", ":")).encode()
     if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION:
         raise UsageError(
-            f"a batch of {parts} buffers, described in {len(text)} bytes, is too large for a frame: at most "
-            f"{MAX_PARTS} buffers and {MAX_DESCRIPTION} bytes"
+            f"a {kind.name} frame of {parts} buffers, described in {len(text)} bytes, is too large: at most {MAX_PARTS} "
+            f"buffers and {MAX_DESCRIPTION} bytes; send batches of fewer parts, or give a shorter identity="
         )
     fixed = HEAD.pack(MAGIC, VERSION, kind, 0, number, parts, len(text))
     return fixed + CRC.pack(google_crc32c.value(fixed + text)) + text

@@ -166,7 +166,7 @@ ENDS = [
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
-SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
+SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("",))]
 FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
 TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
