@@ -445,18 +445,15 @@ class ReaderFile(Owned):
         return lock
 
     def foresee(self, uses: Uses) -> None:
-        """Replace the announced uses, which only order evictions; a full disk keeps the old ones."""
-        try:
+        """Replace the announced uses."""
+        with suppress(OSError):  # such as a full disk: announcements only order evictions
             before, self._lock = self._lock, self._written(uses)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-        else:
             before.close()
 
     def used(self, position: int) -> None:
         """Record how many announced uses are done. Needs no lock."""
-        os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
+        with suppress(OSError):
+            os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
 
     def remove(self) -> None:
         """Unregister this reader."""
