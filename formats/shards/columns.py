@@ -5,7 +5,6 @@ Bounding boxes have a table of their own, and are read as columns.
 
 from __future__ import annotations
 
-import re
 import resource
 import struct
 from bisect import bisect_right
@@ -38,6 +37,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,
+    OUTPUT_FILES,
     SUFFIXES,
     Address,
     FileEntry,
@@ -487,14 +487,10 @@ def _kept(files: dict[Any, File], number: Any, file: File) -> File:
     return file
 
 
-COLUMN_FILE = re.compile(r"column-[A-Za-z0-9_.-]+(\.npy|-\d{5,}\.(lmdb|h5))")
-
-
 def unlisted_columns(dataset: Path, listed: Collection[str]) -> list[Path]:
     """Return the column files in the folder whose names are not ``listed``, sorted."""
-    return sorted(
-        path for path in dataset.iterdir() if COLUMN_FILE.fullmatch(path.name) and path.name not in listed
-    )
+    found = (path for path in dataset.iterdir() if path.name.startswith("column-"))
+    return sorted(path for path in found if OUTPUT_FILES.fullmatch(path.name) and path.name not in listed)
 
 
 def remove_unlisted_columns(dataset: Path, listed: Collection[str]) -> None:
