@@ -50,10 +50,8 @@ class RecordFetch:
     @contextmanager
     def open(self, cache: FileCache | None = None) -> Iterator[Callable[[ItemKey], Any]]:
         with self.files.open(cache) as files, closing(OpenRecords(self.parts, files)) as records:
-            if self.form is None:
-                yield partial(self._record, records)
-            else:
-                yield partial(self._saved, records, self.form)
+            form = self.form
+            yield partial(self._record, records) if form is None else partial(self._saved, records, form)
 
     def _record(self, records: OpenRecords, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key

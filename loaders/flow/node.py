@@ -215,7 +215,7 @@ class Step(Node):
 
 
 class InPlace(Step):
-    """A step whose n-th item depends only on its source's n-th item."""
+    """A step that can pick its items if its source can."""
 
     @property
     def can_pick(self) -> bool:
@@ -249,16 +249,12 @@ class Fetched(Node):
             yield from map(now.here.timed(self.label, item_of), keys)
 
 
-class Renumbered(Step):
+class Renumbered(InPlace):
     """A step that rearranges its source's items."""
 
     @abstractmethod
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
         """Yield the source's numbers of the items at these places. Called only if the source can pick."""
-
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
 
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))

@@ -266,10 +266,10 @@ class MapWork:
 
     def _outcome(self, result: Any, rows: list[Any], writer: RowWriter, place: int) -> object:
         """Return the outcome for a result, after writing the result to its row if its form is known."""
-        if result is None and not self.drop_none:
-            raise UsageError("the function returned None; with drop_none=True such items are left out")
         if result is None:
-            return SkippedRow("None")
+            if self.drop_none:
+                return SkippedRow("None")
+            raise UsageError("the function returned None; with drop_none=True such items are left out")
         if self.outputs is not None:
             write_rows(result, rows, "the function")
             return None

@@ -163,8 +163,10 @@ class FromFiles(Fetched):
         paths = tuple(sorted([*loose, *(path for path in found if path.lower().endswith(endings))]))
         walk.problems.raise_all()
         if not paths:
-            where = "in folders of classes that end in" if labels is None else "that end in"
-            raise UsageError(f"has no files {where} {', '.join(endings)}", path=folder)
+            raise UsageError(
+                f"has no files that end in {', '.join(endings)}; without labels=, they lie in folders of classes",
+                path=folder,
+            )
         digests = f"paths={crc32(repr(paths).encode()):08x}"
         if labels is None:
             place = {name: label for label, name in enumerate(classes)}

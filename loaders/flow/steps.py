@@ -38,7 +38,7 @@ Remainder = Literal["keep", "drop", "pad"]
 
 
 @dataclass(frozen=True)
-class Batch(Step):
+class Batch(InPlace):
     """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`."""
 
     source: Node
@@ -60,10 +60,6 @@ class Batch(Step):
     @property
     def never_change(self) -> bool:
         return not self.as_list or self.source.never_change
-
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
 
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         source = self.source
@@ -192,7 +188,6 @@ def _view(part: Any) -> Any:
 _copied = partial(converted, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part)
 
 MAX_PARTS = 16
-MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -236,13 +231,12 @@ def _lines(part: Any, depth: int) -> Iterator[str]:
         yield kind
     else:
         yield f"{kind} of {len(part):,}"
-        most = MAX_PARTS if depth < MAX_DEPTH else 0
         named = part.items() if isinstance(part, Mapping) else enumerate(part)
-        for name, value in islice(named, most):
+        for name, value in islice(named, MAX_PARTS):
             first, *rest = _lines(value, depth + 1)
             yield f"{'  ' * depth}{name}: {first}"
             yield from rest
-        if len(part) > most:
+        if len(part) > MAX_PARTS:
             yield f"{'  ' * depth}..."
 
 
