@@ -36,6 +36,7 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import DEFAULT_QUALITY, MAX_GROWTH, ImageFlag, ImageInfo
 from shardprep.formats.images.kinds import MAX_MARKERS, marker_segments
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.runtime.files import memory_file
 
 
 class Crop(NamedTuple):
@@ -347,7 +348,7 @@ def transcode(image: bytes, *, interval: int) -> bytes:
 
 def _memory_file() -> BinaryIO:
     """Return a file in memory: with pipes, a process takes a tenth longer."""
-    return os.fdopen(os.memfd_create(PROGRAM), "w+b")
+    return os.fdopen(memory_file(), "w+b")
 
 
 def encoder_version() -> str:

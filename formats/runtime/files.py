@@ -12,6 +12,7 @@ Only an empty read means the end of the file.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gzip
 import hashlib
@@ -37,6 +38,21 @@ from shardprep.formats.errors import (
     UsageError,
 )
 from shardprep.formats.runtime.owned import Descriptor, Owned
+
+MFD_CLOEXEC = 1  # of Linux's memfd.h
+
+
+def memory_file() -> int:
+    """Return a descriptor of an empty file in memory, freed with its last descriptor and map.
+
+    Python as uv and conda build it lacks ``os.memfd_create``, which the C library has.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("shardprep")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (descriptor := int(libc.memfd_create(b"shardprep", MFD_CLOEXEC))) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:

@@ -105,6 +105,32 @@ def refuse_in_main_import() -> None:
         )
 
 
+def exit_descriptor(pid: int) -> Descriptor:
+    """Return a descriptor that is readable once the child process has exited.
+
+    This is a pidfd. Linux before 5.3 has none, some containers forbid it, and Python as uv and conda build it
+    cannot open one: there, a thread waits for the exit.
+    """
+    try:
+        return Descriptor(os.pidfd_open(pid))
+    except (AttributeError, OSError):
+        exited = Descriptor(os.eventfd(0, os.EFD_CLOEXEC))
+        # The thread has a descriptor of its own, because this one may be closed while it waits.
+        own = Descriptor(os.dup(exited.fileno()))
+        threading.Thread(target=_wait, args=(pid, own), name="shardprep-exit", daemon=True).start()
+        return exited
+
+
+def _wait(pid: int, exited: Descriptor) -> None:
+    with suppress(ChildProcessError):  # the program reaped it
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    os.eventfd_write(exited.fileno(), 1)
+    exited.close()
+
+
+PARENT_POLL_MS = 1000  # between two checks of the parent, without pidfd
+
+
 def _watch(parent: int, connection: int) -> None:
     """End this process once its parent exits or closes the connection, the descriptor of a socket to it.
 
@@ -112,11 +138,11 @@ def _watch(parent: int, connection: int) -> None:
     """
     poller = select.poll()
     poller.register(connection, 0)  # reports only POLLHUP and errors
-    with suppress(ProcessLookupError):
+    with suppress(AttributeError, OSError):
         poller.register(os.pidfd_open(parent), select.POLLIN)
-        # Checked after pidfd_open: if the parent has exited, its number may belong to another process.
-        if os.getppid() == parent:
-            poller.poll()
+    # Checked after pidfd_open: if the parent has exited, its number may belong to another process.
+    while os.getppid() == parent and not poller.poll(PARENT_POLL_MS):
+        pass
     os._exit(1)
 
 
@@ -251,7 +277,7 @@ class SpawnedProcess(Owned):
                 arguments = (os.getpid(), child_end, target, given)
                 self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
                 self._process.start()
-                self._exit = Descriptor(os.pidfd_open(self.pid))
+                self._exit = exit_descriptor(self.pid)
         except BaseException:
             self.channel.close()
             raise

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.files import memory_file
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.loaders.batches.pickling import (
     Memory,
@@ -184,7 +185,7 @@ def _allocate(layout: SlotLayout, slots: int) -> int:
     need, free = slots * layout.nbytes, available()
     if not layout.sparse and free is not None and need > free:
         raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
-    fd = os.memfd_create("shardprep")
+    fd = memory_file()
     try:
         if layout.sparse:
             os.truncate(fd, need)

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import read_at
+from shardprep.formats.runtime.files import memory_file, read_at
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
 from shardprep.loaders.batches.pickling import (
@@ -40,7 +40,7 @@ class SentWork:
         """Pickle the work. Raises UsageError if that is impossible."""
         data, of_main = _pickled(work)
         self.main = main_module() if of_main else {}
-        self._file, self._size = Descriptor(os.memfd_create("shardprep")), len(data)
+        self._file, self._size = Descriptor(memory_file()), len(data)
         with open(self._file.fileno(), "wb", closefd=False) as file:
             file.write(data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,12 +53,20 @@ def forked(tmp_path: Path) -> Iterator[Path]:
     until(lambda: not any(is_running(int(path.name)) for path in folder.iterdir() if path.name.isdecimal()))
 
 
+@pytest.fixture(params=torture_except(["pidfd", "thread"], "pidfd"))
+def _watched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pidfd, and as in Python built for an old C library."""
+    if request.param == "thread":
+        monkeypatch.delattr(os, "pidfd_open")
+
+
 def is_running(pid: int) -> bool:
     """Whether the process exists, and is not a zombie."""
     return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
 @pytest.mark.parametrize(
     "end",
     torture_except([engine_workers.kill, engine_workers.crash, engine_workers.leave], engine_workers.kill),
@@ -78,6 +87,7 @@ def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
 def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
     process = SpawnedProcess(say_three_things_and_leave, folder=forked)
     until(process.has_exited)
@@ -89,12 +99,14 @@ def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
 def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
     with Child() as child, pytest.raises(ChildLost, match="no answer within 1 seconds"):
         child.call(1, stopped_within_its_answer, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_watched_by")
 def test_an_exit_code_that_the_program_itself_took_is_not_waited_for() -> None:
     with Child() as child:
         child.call(None, abs, 1)
@@ -123,6 +135,41 @@ def children():
     listed = " ".join(text_of(path) for path in Path("/proc/self/task").glob("*/children")).split()
     return [int(pid) for pid in listed if "spawn_main" in text_of(Path(f"/proc/{pid}/cmdline"))]
 """
+
+
+OLD_LIBRARY = """
+import os
+del os.pidfd_open, os.memfd_create
+"""
+USE = """
+import sys
+from shardprep import Loader
+from shardprep.formats import PlanOptions, convert
+
+if __name__ == "__main__":
+    source, output, crop_ready = sys.argv[1:]
+    convert(source, output, plan_options=PlanOptions(crop_ready=crop_ready == "True"), workers=2, progress=False)
+    with Loader(output + "/train", batch_size=8, workers=2, drop_last=False) as loader:
+        print(sum(len(labels) for _, labels in loader) == len(loader.dataset))
+"""
+
+
+@pytest.mark.slow
+def test_python_built_for_an_old_c_library_as_by_uv_and_conda_converts_and_loads(
+    archives: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OLD_LIBRARY)
+    (tmp_path / "use.py").write_text(USE)
+    crop_ready = shutil.which("jpegtran") is not None
+    done = subprocess.run(
+        [sys.executable, tmp_path / "use.py", archives, tmp_path / "output", str(crop_ready)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=TEST_TIMEOUT_S,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.fixture
