@@ -88,10 +88,10 @@ class Ilsvrc(Source):
         """The label space of all splits."""
         if self.annotation_files.space is not None:
             return self.annotation_files.space
-        every, official = self.of_split.values(), official_words()
-        names = {name for each in every for name in each.classes}
-        is_packed = any(isinstance(each, PackedImages) for each in every)
-        return LabelSpace.of(official if is_packed and names <= official.keys() else names)
+        packed = [each for each in self.of_split.values() if isinstance(each, PackedImages)]
+        # folders of other classes beside archives would change the labels of the archives' images
+        names = {name for each in packed or self.of_split.values() for name in each.classes}
+        return LabelSpace.of(official_words() if packed and names <= official_words().keys() else names)
 
     @property
     def description(self) -> str:
@@ -446,7 +446,7 @@ class FolderImages:
             here = f"{place}/{name}".strip("/")
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
-                other = f"{name} is not one of the {len(source.labels)} classes; rename it"
+                other = f"{name} is not one of the {len(source.labels)} classes; rename it, or move it away"
                 problems.add(LabelConflict(other, path=self.root / here), "class")
                 continue
             is_empty = True

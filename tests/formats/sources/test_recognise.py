@@ -79,6 +79,10 @@ def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_bot
         recognise(mixed, split="dev")
     (mixed / DEVKIT).unlink()
     assert len(recognise(mixed).listing("train").labels) == 1000
+    write(mixed / "train/cat/1.jpg", b"x")
+    assert len(recognise(mixed).survey("train").labels) == 1000
+    with pytest.raises(LabelConflict, match="cat is not one of the 1000 classes"):
+        recognise(mixed).listing("train")
 
 
 def test_many_rows_come_back_in_their_order() -> None:
