@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections import Counter
@@ -82,6 +83,8 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
     with foreign_file(path, _ADVICE):
         lines = text_lines(path)
+        if not is_caffe:
+            lines = [",".join(cells) for cells in csv.reader(lines)]
         for line in filter(_KAGGLE_HEAD.__ne__, lines):
             match = (_CAFFE_LINE if is_caffe else _KAGGLE_LINE).fullmatch(line.strip())
             if match is None or match[1] in found:

@@ -192,6 +192,12 @@ def test_damaged_labels_of_val_are_an_error(
         read_labels(tmp_path / name, SPACE)
 
 
+def test_kaggles_labels_may_be_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "LOC_val_solution.csv"
+    path.write_bytes(b'"ImageId","PredictionString"\r\n"a","n01440764 1 2 3 4 "\r\n')
+    assert read_labels(path, SPACE) == {"a": 0}
+
+
 @pytest.mark.parametrize("label", [66, 490, 970])
 def test_official_images_with_labels_of_another_space_are_a_conflict(label: int) -> None:
     with pytest.raises(LabelConflict, match=f"says {label}, but in sorted_wnid0 it is 65"):
