@@ -186,6 +186,8 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
                 _extend(given, header, read_at(header.size, body))
             elif header.kind != _FOLDER:
                 raise ValueError(f"it is a link, a device or sparse (type {header.kind!r}), not a plain file")
+            elif header.size:  # some readers skip that many bytes, and others do not
+                raise ValueError("it is a folder with data")
             at, last = body + padded, None
             if member is not None:
                 yield member

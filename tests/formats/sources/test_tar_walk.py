@@ -184,6 +184,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (header("L", HUGE, b"L") + padded(b"a" * HUGE) + header("b") + END, "extended header"),
     (header("a") + header("./a") + END, r"member './a': its name occurs twice"),
     (without_magic() + END, "magic"),
+    (header("a") + header("d/", BLOCK, b"5") + header("b") + END, "member 'd/': it is a folder with data"),
 ]
 
 
