@@ -81,7 +81,7 @@ class Lines(Iterator[str]):
     """The lines of a UTF-8 file, each with a newline at its end.
 
     ``number`` counts the lines read, and ``offset`` is where the next one begins in the file. Raises
-    ValueError for other encodings and for a line of more than MAX_LINE_BYTES.
+    ValueError for other encodings, NUL bytes, and a line of more than MAX_LINE_BYTES.
     """
 
     def __init__(self, file: ArchiveFile) -> None:
@@ -99,6 +99,8 @@ class Lines(Iterator[str]):
             text = raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"is not UTF-8 text at its byte {error.start}") from error
+        if "\0" in text:
+            raise ValueError("has a NUL byte; remove it")
         return text + "\n"
 
 
