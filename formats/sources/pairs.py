@@ -22,6 +22,7 @@ from shardprep.formats.records.schema import PLAIN, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
+    IMAGE_SUFFIXES,
     SPLITS,
     ByteReader,
     Entries,
@@ -45,6 +46,7 @@ _PARTNERS = re.compile(
     r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
     re.IGNORECASE,
 )
+OUTSIDE = "images beside the folders"
 
 
 def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
@@ -183,6 +185,11 @@ class PairedFolders(Source):
         labels, label_of = classes.numbered()
         for entries, _ in found.values():
             entries["label"] = label_of[entries["label"]]
+        parents = {one.images.parent: split for split, one in reversed([*self.of_split.items()])}
+        for parent, split in parents.items():
+            if parent != self.root.parent:
+                names = (each.name.lower() for each in parent.iterdir() if each.is_file())
+                found[split][1].update(OUTSIDE for name in names if name.endswith(IMAGE_SUFFIXES))
         return labels, problems, found
 
 

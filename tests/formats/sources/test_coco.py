@@ -228,12 +228,12 @@ def test_a_missing_or_surplus_partner_or_split_is_named(
 def test_what_is_left_out_is_counted_or_noted(paired: Path) -> None:
     for folder in ("images", "masks"):
         write(paired / folder / "without-extension", picture(7))
-    for name in ("images/notes.txt", "masks/.DS_Store", "masks/README", "unlabeled/more/1.jpg"):
+    for name in ("images/notes.txt", "masks/.DS_Store", "masks/README", "unlabeled/more/1.jpg", "lost.png"):
         write(paired / name, b"x")
 
     done = with_masks(paired)
 
-    assert done.ignored == {"non-image files": 2, ".DS_Store": 1}
+    assert done.ignored == {"non-image files": 2, ".DS_Store": 1, "images beside the folders": 1}
     assert done.notes == ("folders with images that are left out: unlabeled",)
     assert done.manifest.records == len(PAIRED) + 1
     for folder in ("images", "masks"):
