@@ -17,14 +17,14 @@ def main() -> NoReturn:
     The first signal unwinds the running command. A second one ends the process at once: workers end with it,
     and every command can be killed at any time.
     """
-    # a closed one, as by 2>&-, is None
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    # if 0, 1 or 2 is closed, as by 2>&-, a data file would get that number, and what a library prints
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # of names that the user's encoding cannot represent
+            stream.reconfigure(errors="backslashreplace")  # for names that the encoding cannot represent
     _on_signals(_leave)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else NumPy's import takes memory for each CPU
     try:

@@ -74,13 +74,23 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
     assert done.stderr == ("prep: a worker process ended as soon as it started; run the same command again\n")
 
 
+STREAMS = """
+import os
+from shardprep.cli import app, main
+
+def is_open(number):
+    return os.path.samefile(f"/proc/self/fd/{number}", os.devnull) and os.get_inheritable(number)
+
+app.run = lambda words: 42 if all(map(is_open, range(3))) else 1
+main.main()
+"""
+
+
 @pytest.mark.slow
-def test_no_file_of_the_dataset_gets_the_messages(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("as it was")
+def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_worker() -> None:
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", STREAMS]
 
-    shell('"$@" 2>&-', "convert", tmp_path / "file", tmp_path / "out")
-
-    assert (tmp_path / "file").read_text() == "as it was"
+    assert subprocess.run(command, timeout=60).returncode == 42
 
 
 @pytest.mark.slow
