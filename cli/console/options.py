@@ -80,10 +80,21 @@ ANY_PATH = Parsed("path", user_path, "file")
 PATH_OR_URL = Parsed("path or URL", _path_or_url, "file")
 
 
+class NamedInErrors(click.Command):
+    """A command that is named in all its usage errors; click leaves it out if an option lacks its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Return the decorator of a command whose help ends with these examples, each without ``prep``."""
     lines = ("\b", "Examples:", *(f"  prep {line}" for line in examples))
-    return click.command(short_help=summary, epilog="\n".join(lines))
+    return click.command(cls=NamedInErrors, short_help=summary, epilog="\n".join(lines))
 
 
 def flag(option: str, words: str, *, name: str | None = None) -> Option:

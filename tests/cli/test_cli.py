@@ -76,6 +76,11 @@ def test_wrong_usage_is_2_said_in_a_line_and_as_json(words: list[str], tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_without_its_value_is_one_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "--level"]) == 2
+    assert capsys.readouterr().err.endswith("requires an argument. (see prep verify --help)\n")
+
+
 @pytest.mark.parametrize(
     "opens", [open_dataset, open_collection, read_manifest, verify, inspect, Loader, Flow.from_dataset]
 )
