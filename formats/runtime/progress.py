@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {elapsed}<{remaining}{postfix}"
+SHAPES = (BAR, BAR.removesuffix("{postfix}"), "{desc}: {percentage:3.0f}%|{bar}| {remaining} left")
 UNCOUNTED_BAR = "{desc}: {n_fmt} {unit}, {elapsed}{postfix}"
 
 
@@ -160,14 +161,29 @@ def _bar_class(*, notebook: bool) -> type[tqdm[Any]]:
             from tqdm.autonotebook import tqdm  # imported late for start-up time
     else:
         from tqdm import tqdm  # imported late for start-up time
-    return type("Bar", (_OwnLock, tqdm), {})
+    return type("Bar", (FittingBar, tqdm), {})
 
 
-class _OwnLock:
-    """Mixin of bars, without tqdm's lock in /dev/shm that processes share, or its monitoring thread."""
+class FittingBar:
+    """Mixin of bars that leave out what does not fit into the terminal's width, as tqdm cuts numbers off.
+
+    They have neither tqdm's lock in /dev/shm, which processes share, nor its monitoring thread.
+    """
 
     monitor_interval = 0
     _lock = threading.RLock()
+    format_dict: Any
+    format_meter: Any
+
+    def __str__(self) -> str:
+        from tqdm.utils import disp_len  # imported late for start-up time
+
+        values = self.format_dict
+        if values["ncols"] and values["bar_format"] == BAR:
+            for values["bar_format"] in SHAPES:
+                if disp_len(self.format_meter(**{**values, "ncols": None})) <= values["ncols"]:
+                    break
+        return str(self.format_meter(**values))
 
 
 def tell_shards(progress: Progress, done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, bar_class, in_notebook
+from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 
 if TYPE_CHECKING:
@@ -153,11 +153,9 @@ KEPT_LEVELS = 60  # of the queue, one per second
 LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
 
 
-class _Lines(tqdm):  # type: ignore[type-arg]
+class _Lines(FittingBar, tqdm):  # type: ignore[type-arg]
     """A bar on the screen, with lines below it, made of parts with ranks for :func:`fitted`."""
 
-    monitor_interval = 0
-    _lock = threading.RLock()  # not tqdm's, which processes share
     parts: Sequence[Sequence[tuple[float, str]]] = ()
 
     def display(self, *_: object) -> None:

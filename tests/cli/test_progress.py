@@ -1,5 +1,6 @@
 """Progress on stderr: a bar on a terminal, lines in a log, or nothing."""
 
+import io
 import re
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.cli.console.progress import PlainProgress
+from shardprep.formats.runtime.progress import BAR, bar_class
 from support.terminal_screen import Terminal
 
 PREP = "from shardprep.cli.main import main; main()"
@@ -28,13 +30,21 @@ def convert(archives: Path, output: Path, *words: object) -> list[object]:
     return ["convert", archives, output, "--split", "train", "--shard-size", "200K", "--workers", 1, *words]
 
 
-@pytest.mark.torture
-def test_a_bar_at_60_columns_keeps_the_time_left(tmp_path: Path) -> None:
-    shown = states(on_terminal("sample", tmp_path / "small", "--train-per-class", 40, columns=60))
+TIME_LEFT = r"\| [\d:?]+ left"
+COUNTED = r"\| 9/1281167 images, [\d:]+<[\d:?]+"
 
-    assert len(shown) > 1
-    assert all(len(state) < 60 for state in shown)
-    assert all(re.search(r"<[\d?]", state) for state in shown)
+
+@pytest.mark.parametrize(
+    ("columns", "end"),
+    [(40, TIME_LEFT), (60, TIME_LEFT), (80, COUNTED), (99, f"{COUNTED}, 500 images/s, 60 MB/s")],
+)
+def test_a_bar_keeps_the_time_left_and_leaves_out_what_does_not_fit(columns: int, end: str) -> None:
+    options = {"unit": "images", "bar_format": BAR, "ncols": columns, "postfix": "500 images/s, 60 MB/s"}
+    with bar_class()(desc="convert train", total=1_281_167, file=io.StringIO(), **options) as bar:
+        bar.n = 9
+
+        assert re.search(f"{end}$", str(bar)), str(bar)
+        assert len(str(bar)) <= columns
 
 
 @pytest.mark.slow
