@@ -73,8 +73,9 @@ SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 class Bell:
     """An eventfd that wakes a thread waiting in a selector.
 
-    Ringing takes no lock and never blocks, so any thread may ring, even during garbage collection. Everyone
-    who may ring keeps it open, so that no ring reaches a reused descriptor.
+    Ringing takes no lock, never blocks, and does nothing in a forked process, so any thread may ring, even
+    during garbage collection. Everyone who may ring keeps it open, so that no ring reaches a reused
+    descriptor.
     """
 
     def __init__(self) -> None:
@@ -86,8 +87,9 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
-        with suppress(OSError):  # it was finalized in the same garbage collection
-            os.eventfd_write(self.fileno(), 1)
+        if self._file.made_here:  # a daemon may have closed all descriptors and reused this one
+            with suppress(OSError):  # it was finalized in the same garbage collection
+                os.eventfd_write(self.fileno(), 1)
 
     def silence(self) -> None:
         """Let the thread wait again, once it was woken."""
@@ -403,7 +405,11 @@ class Dispatcher:
                 worker.process.kill()
         deadline = monotonic() + WORKER_EXIT_TIMEOUT_S
         for worker in list(self._workers.values()):
-            self._end_worker(worker, max(0.0, deadline - monotonic()))
+            process = worker.process
+            while not process.has_exited() and (left := deadline - monotonic()) > 0:
+                process.wait_for_news(left)
+                deque(process.channel.arrived(), maxlen=0)  # it cannot end before its answers are read
+            self._end_worker(worker, 0)
         self._selector.close()
         self.ring.close()
         self._status_table.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,11 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import memory_file, read_at
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
-from shardprep.loaders.batches.pickling import (
-    TO_SEND,
-    dumps_elsewhere,
-    loads,
-)
+from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.batches.slots import INPUTS, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
 from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack
@@ -72,7 +67,7 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
     try:
         dumped = dumps_elsewhere(work, with_main=has_file)
         if dumped.of_main and not has_file:
-            raise pickle.PicklingError(UNIMPORTABLE)
+            raise ImportError(UNIMPORTABLE)
     except UsageError:
         raise
     except Exception as error:

@@ -22,6 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
@@ -275,7 +276,7 @@ def run_all(tasks: Ended) -> None:
         task.run()
 
 
-class Threads:
+class Threads(Owned):
     """``count`` threads of a pass that ``serve`` its ``tasks``, by default with :func:`run_all`.
 
     ``close`` drops pending tasks, and waits at most PASS_END_TIMEOUT_S for the threads: garbage collection
@@ -292,6 +293,10 @@ class Threads:
         self.close = weakref.finalize(self, _end, self.tasks, threads)
         for thread in threads:
             thread.start()
+
+    def next_of(self, finished: Tasks) -> Task:
+        self.refuse_forked("Flow's pass")  # a forked copy has no threads
+        return finished.get()
 
 
 def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
@@ -322,7 +327,7 @@ class ThreadMap(Map):
         items, places = numbered(self, now, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
         result = now.noted(self.label, partial(self.result, now))
-        wait = now.here.waiting("starved", Tasks.get)
+        wait = now.here.waiting("starved", threads.next_of)
         own = now.meter.group(now.place(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
@@ -385,10 +390,10 @@ class Prefetch(InPlace):
                     task.run()
 
         with closing(Threads(1, "prefetch", serve)) as thread, suppress(StopIteration):
-            wait = now.here.waiting("starved", (finished := Tasks()).get)
+            finished, wait = Tasks(), now.here.waiting("starved", thread.next_of)
             for _ in range(self.items):
                 thread.tasks.put(Task(next, items, finished))
             while True:
-                task = wait()
+                task = wait(finished)
                 thread.tasks.put(Task(next, items, finished))
                 yield task.outcome()

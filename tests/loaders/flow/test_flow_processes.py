@@ -275,3 +275,23 @@ if __name__ == "__main__":
 """)
     _, said = program.communicate(timeout=TEST_TIMEOUT_S)
     assert "locked cannot be sent to another process (cannot pickle '_thread.lock' object)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["prefetch(2)", "map(abs, threads=2)"])
+def test_a_forked_copy_hears_that_the_pass_is_not_its_own(start: Start, step: str) -> None:
+    program = start(f"""
+import warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+flow = Flow.from_iterable(range(1000)).{step}
+items = iter(flow)
+found = [next(items)]
+if not os.fork():
+    try:
+        next(items)
+    except Exception as error:
+        print(type(error).__name__, "forked" in str(error), len(list(flow)), flush=True)
+    sys.exit()
+print(os.waitstatus_to_exitcode(os.wait()[1]), [*found, *items] == list(range(1000)))
+""")
+    assert program.communicate(timeout=TEST_TIMEOUT_S) == ("UsageError True 1000\n0 True\n", "")
