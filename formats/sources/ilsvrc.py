@@ -443,7 +443,7 @@ class FolderImages:
         if split == "val":
             truth = source.truth if classes else source.truth_of_flat()
         for name in classes or ([] if split == "train" else [""]):
-            here = f"{place}/{name}".strip("/")
+            here, known_cases = f"{place}/{name}".strip("/"), problems.cases
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(source.labels)} classes; rename it, or move it away"
@@ -463,7 +463,7 @@ class FolderImages:
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and source.expected(split) is None:
+            if name and is_empty and problems.cases == known_cases and source.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         return Listing(

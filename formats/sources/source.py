@@ -112,6 +112,10 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._of_kind)
 
+    @property
+    def cases(self) -> int:
+        return sum(problem.count for problem in self)
+
     def has(self, *kinds: str) -> bool:
         return not self._of_kind.keys().isdisjoint(kinds)
 

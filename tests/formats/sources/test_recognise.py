@@ -252,6 +252,14 @@ def test_a_file_that_changed_since_it_was_listed_is_an_error(change: str, tree: 
             reader.read(entry)
 
 
+def test_a_class_of_links_is_not_called_empty(tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog/1.jpg").symlink_to("../cat/1.jpg")
+    (problem,) = recognise(tmp_path).survey("train").problems
+    assert "--follow-symlinks" in str(problem)
+
+
 FOLLOW = SourceOptions(follow_symlinks=True)
 
 
