@@ -83,12 +83,12 @@ class ListedTable:
     labels: str | None = "label"
     splits: str | None = None
     kinds: dict[str, CellKind] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    names: dict[str, None] = field(default_factory=dict)  # of all rows
 
     @property
     def left_out(self) -> list[str]:
         used = (self.paths, self.labels, self.splits, *self.kinds, "")
-        return [name for name in dict.fromkeys(self.names) if name not in used]
+        return [name for name in self.names if name not in used]
 
 
 @dataclass
@@ -220,6 +220,7 @@ class ListedImages:
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""
+        table.names.update(dict.fromkeys(row.cells))  # JSON objects may have more
         place = file = label = None
         is_list = self._source.is_list
         with self.problems.collected("path"), self._at(table.file.path, lambda: row.line):
@@ -365,7 +366,7 @@ class LabelledList(ListedSource):
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
         form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
-        return ListedTable(file, form, path, label, split, kinds, names)
+        return ListedTable(file, form, path, label, split, kinds, dict.fromkeys(names))
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
         path, split = row.cells[table.paths], self.split
@@ -489,7 +490,7 @@ class MetadataFolder(ListedSource):
             label = _column(names, options.label_column, (), "--label-column")
         used = (path, label, self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
-        return ListedTable(file, form, *used, kinds, names)
+        return ListedTable(file, form, *used, kinds, dict.fromkeys(names))
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
         """Return the column of splits, unless splits have folders, or it is chosen, or has other values."""
