@@ -124,7 +124,8 @@ def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
     try:
         return field.codec.encode(_value(field, cell, typed=typed))
     except (ValueError, BadValue, RecursionError) as error:
-        raise BadValue(f"the column {field.name}: {getattr(error, 'message', error)}") from error
+        what = "is not JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        raise BadValue(f"the column {field.name}: {what}{getattr(error, 'message', error)}") from error
 
 
 def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:

@@ -208,12 +208,7 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
         ("a.csv", "path,label,x,x\ndog.jpg,1,2,3\n", ("x:int",), r"has the column 'x' twice"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("x:int",), r"dog\.jpg: the column x: "),
         ("a.jsonl", '{"path":"a","label":1,"x":1}\n{"path":"b","label":1}', ("x:int",), "line 2: .*no 'x'"),
-        (
-            "a.csv",
-            "path,label,x\ndog.jpg,1,{\n",
-            ("x:json",),
-            r"dog\.jpg: the column x: Expecting property name",
-        ),
+        ("a.csv", "path,label,x\ndog.jpg,1,{\n", ("x:json",), r"dog\.jpg: the column x: is not JSON"),
         ("a.txt", "dog.jpg 1\n", ("x:int",), r"needs named columns"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
     ],
@@ -225,6 +220,11 @@ def test_a_column_that_cannot_be_taken_is_an_error(
     options = SourceOptions(root=pictures, columns=columns)
     with pytest.raises(ShardprepError, match=match):
         convert(tmp_path / name, tmp_path / "out", source_options=options, workers=0)
+
+
+def test_keys_of_later_objects_are_said_to_be_left_out(root: Path, tmp_path: Path) -> None:
+    rows = '{"path": "dog.jpg", "label": 1}\n{"path": "cat/1.jpg", "label": 1, "note": 2}\n'
+    assert listing(tmp_path / "a.jsonl", rows, root).notes[0].startswith("columns left out: note;")
 
 
 def test_files_of_a_list_that_are_no_images_are_left_out_on_request(pictures: Path, tmp_path: Path) -> None:
