@@ -240,7 +240,7 @@ class CocoInstances:
         if part == "images":
             name, *sides = (value.get(each) for each in ("file_name", "width", "height"))
             if not isinstance(name, str) or not all(type(s) is int and 1 <= s <= MAX_SIDE for s in sides):
-                raise ValueError(f"the image {number} has no file_name, or no possible width and height")
+                raise ValueError(f"the image {number} has no file_name, or no valid width and height")
             place = place_below(name, [self._walk.top])
             file = self._walk.find(place)
             if file is None:

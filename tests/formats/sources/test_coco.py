@@ -56,10 +56,10 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
         (
             lambda d: d["images"][0].update(width="10"),
-            "no possible width and height; correct it, or copy it again$",
+            "no valid width and height; correct it, or copy it again$",
         ),
-        (lambda d: d["images"][0].update(width=0), "no possible width"),
-        (lambda d: d["images"][0].update(width=5_000_000_000), "no possible width and height"),
+        (lambda d: d["images"][0].update(width=0), "no valid width"),
+        (lambda d: d["images"][0].update(width=5_000_000_000), "no valid width and height"),
         (lambda d: d["images"][0].pop("file_name"), "has no file_name"),
         (lambda d: d["annotations"][0].update(image_id="1"), "image_id of an object is not a whole number"),
         (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
