@@ -120,7 +120,7 @@ class Subset:
         if records is not None or classes is not None:
             mask = np.ones(len(dataset), np.bool_)
             if records is not None:
-                mask &= _mask(np.asanyarray(records), len(dataset), "records")
+                mask &= _mask(_array(records, "records"), len(dataset), "records")
             if classes is not None:
                 mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
             if not mask.any():
@@ -132,7 +132,7 @@ class Subset:
             raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
         self.omission = None
         if without is not None:
-            self.omission = self._omission(np.asanyarray(without), closes=gaps == "close")
+            self.omission = self._omission(_array(without, "without"), closes=gaps == "close")
 
     def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
         is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
@@ -224,6 +224,13 @@ class Subset:
         """
         numbers = self.numbers_at(places, epoch)
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
+
+
+def _array(given: object, option: str) -> npt.NDArray[Any]:
+    """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
+    if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
+        raise _unfit(option, f"a {type(given).__name__}")
+    return np.asanyarray(given)
 
 
 def _unfit(option: str, given: str) -> UsageError:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardprep.formats import open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import (
     ArraySpec,
@@ -211,6 +212,11 @@ def test_options_of_a_loader_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         loader_on(lmdb_shards, **({"drop_last": True} | options))
+
+
+def test_a_dataset_is_not_read_in_search_of_record_numbers(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards) as found, pytest.raises(UsageError, match="not a Dataset"):
+        loader_on(lmdb_shards, records=found)
 
 
 def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path: Path) -> None:
