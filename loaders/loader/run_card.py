@@ -63,8 +63,8 @@ class ChosenRecords:
         """Return the record numbers, int64. Raises UsageError, which names the option, if none are listed."""
         if self.numbers is None:
             raise UsageError(
-                f"the run's {option}, {count_of(self.count, 'record')}, is not listed in its card or state; give the same "
-                f"one (--{option} FILE.npy), or a log that lists it"
+                f"the run's card or state does not list the {count_of(self.count, 'record')} of --{option}; give the same "
+                f"ones (--{option} FILE.npy), or a log that lists them"
             )
         return np.array(self.numbers, np.int64)
 
@@ -214,6 +214,10 @@ class RunCard(JsonRecord):
     def __post_init__(self) -> None:
         if self.gaps not in ((None,) if self.without is None else ("close", "keep")):
             raise ValueError(f"its gaps are {self.gaps!r}")
+        if self.batch_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ValueError(
+                f"it is of rank {self.rank} of {self.world_size}, with batches of {self.batch_size}"
+            )
 
     @classmethod
     def of(cls, plan: EpochPlan, **others: Any) -> Self:

@@ -330,6 +330,8 @@ def test_a_changed_card_is_refused_or_is_another_card(
         {"seed": "0"},
         {"seed": True},
         {"batch_size": -1},
+        {"batch_size": 0},
+        {"world_size": 0},
         {"more": 1},
         {"shuffle": {"kind": "local"}},
         {"shuffle": {"kind": "local", "window": 0}},

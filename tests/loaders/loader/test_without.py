@@ -105,10 +105,7 @@ def test_a_card_a_state_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp
     refused = prep_here(*words)
     made = prep_here(*words, "--without", tmp_path / "gone.npy", "--json")
     assert refused.returncode == 2
-    assert (
-        "the run's without, 6 records, is not listed in its card or state; give the same one"
-        in refused.stderr
-    )
+    assert "the run's card or state does not list the 6 records of --without; give the same" in refused.stderr
     numbers = [record["number"] for record in json.loads(made.stdout)["records"]]
     assert numbers == expected[3][-1].tolist()
 
