@@ -81,7 +81,9 @@ class Signature:
         read it.
         """
         file, load = user_path(key), partial(load_pem_private_key, password=None)
-        secret, mode = _loaded(file, load, Ed25519PrivateKey, "secret", PRIVATE_SUFFIX)
+        secret, mode = _loaded(
+            file, load, Ed25519PrivateKey, "secret", f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}"
+        )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
         return cls(secret.public_key().public_bytes_raw(), secret.sign(data))

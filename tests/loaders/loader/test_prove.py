@@ -186,7 +186,7 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     (tmp_path / "torn").write_bytes(lines[0] + lines[1][:-9])
 
     for names, message in (
-        (["half"], "delivered 102 of 204 records.*so records are missing"),
+        (["half"], "delivered 102 of 204 records.*so at least 102 are missing"),
         (["whole", "other"], "differ in seed"),
         (["empty"], "is empty"),
         (["torn"], "line 2 is not JSON"),
@@ -213,7 +213,7 @@ def test_chosen_records_too_many_for_a_log_are_given_again(
     assert prep_here("prove", lmdb_shards, log, *files).stdout == f"{found.statement}\n"
     assert (found.records, len(found.without)) == (100, 20)
     assert found.statement.startswith("Each of 100 of 204 records, a subset, of sha256:")
-    with pytest.raises(UsageError, match="the run's subset, 100 records, is not listed"):
+    with pytest.raises(UsageError, match="does not list the 100 records of --subset"):
         prove(lmdb_shards, [log], without=gone)
     with pytest.raises(UsageError, match="without must be those of the run"):
         prove(lmdb_shards, [log], records=kept, without=gone[1:])
@@ -329,7 +329,7 @@ def test_keys_that_cannot_be_used_are_named(signed: Path, tmp_path: Path) -> Non
     for key, message in (
         (readable, "chmod 600"),
         (noise, "is not the secret half"),
-        (signed / "trainer.pub.pem", "and that ends in .pem"),
+        (signed / "trainer.pub.pem", "ends in .pem, not in .pub.pem"),
         (tmp_path, "is not a regular file"),
         (tmp_path / "none.pem", "prep keygen --signing"),
     ):
