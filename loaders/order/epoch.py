@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.sizes import byte_count, checked_int, count_of
+from shardprep.formats.runtime.sizes import byte_count, checked_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
     ClosedOrder,
@@ -346,14 +346,13 @@ class EpochPlan:
             raise UsageError(
                 'gaps="close" is not possible with weights or the partitions of a shuffle; use gaps="keep"'
             )
-        records = self.split(0).whole.records  # also checks the batch size, the ranks and the partitions
+        records = self.split(0).whole.records  # also checks the partitions
         if not self.passed and 0 < records < self.partitions:
             raise UsageError(f"{records} records are too few for {self.partitions} partitions; use fewer")
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             raise UsageError(
-                f"an epoch of {records} records has no batch with batch_size={self.batch_size} and "
-                f"drop_last={self.drop_last} for each of {count_of(self.world_size, 'rank')}; use a smaller batch_size, "
-                "drop_last=False, or fewer ranks"
+                f"an epoch of {records} records has no batch with batch_size={self.batch_size}, world_size={self.world_size} "
+                f"and drop_last={self.drop_last}; use a smaller batch_size, drop_last=False, or fewer ranks"
             )
 
     def split(self, start: int) -> EpochSplit:
