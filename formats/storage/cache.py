@@ -194,14 +194,12 @@ class FileCache(Owned, Closable):
 
     def hold_cached(self, entries: Sequence[FileEntry]) -> FileHold | None:
         """Hold files that are in the cache; None, without holding any, if one is missing."""
-        with ExitStack() as failed:
-            held = failed.enter_context(FileHold())
-            self._pin(held, entries)
-            if held.lacks(entries):
-                return None
-            failed.pop_all()
-        with self._lock:
-            self._hits += len(entries)
+        held, hits = FileHold(), len(entries)
+        self._pin(held, entries)
+        if held.lacks(entries):
+            held.release()
+            return None
+        self._hits += hits
         return held
 
     def keep(self, held: FileHold) -> None:
