@@ -105,9 +105,14 @@ class LmdbShardWriter(ShardWriter):
 
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
         number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
-        disk, commits = os.statvfs(self._path.parent), max(1, self._extent.records // RECORDS_PER_COMMIT)
-        is_full = disk.f_bavail * disk.f_frsize < bytes_needed(self._extent) // commits
-        if number == errno.ENOSPC or (number == errno.EIO and is_full):  # LMDB's words for a short write
+        if number in (errno.EIO, errno.ENOSPC):  # LMDB's words for a short write; the system knows the reason
+            commits = max(1, self._extent.records // RECORDS_PER_COMMIT)
+            try:
+                with self._path.open("ab") as file:
+                    os.posix_fallocate(file.fileno(), file.tell(), bytes_needed(self._extent) // commits)
+            except OSError as reason:
+                number = reason.errno or number
+        if number == errno.ENOSPC:
             return no_space(self._path)
         return OSError(number, f"LMDB: {error}", os.fspath(self._path))
 
