@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
-from shardprep.formats.runtime.files import naming, publish, read_at, write_at
+from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import LockDescriptor, Owned
@@ -61,22 +61,23 @@ class HashedBytes:
 class HashedFile(HashedBytes, Owned):
     """A file that is hashed slice by slice, ``size`` bytes so far.
 
-    It is a temporary file, to be appended to and then published; a killed run leaves it. ``room`` bytes stay
-    allocated when it is cleared. Not thread-safe. Raises OSError with the file's name.
+    With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
+    ``room`` bytes stay allocated when it is cleared. Not thread-safe. Raises OSError with the file's name.
     """
 
     room = 0
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = PART_FLAGS) -> None:
         super().__init__()
         self.path = path
-        self.lock = LockDescriptor(os.open(path, PART_FLAGS, 0o644))  # taken by subclasses
+        self.lock = LockDescriptor(os.open(path, flags, 0o644))  # taken by subclasses
 
-    def hash_rest(self) -> None:
-        """Hash what an earlier run left."""
+    def hash_next(self) -> int:
+        """Hash the next slice of the file; return its size, 0 at the end."""
         with naming(self.path):
-            while data := read_at(self.lock.fileno(), SLICE_BYTES, self.size):
-                super().append(data)
+            data = read_at(self.lock.fileno(), SLICE_BYTES, self.size)
+        super().append(data)
+        return len(data)
 
     def append(self, data: bytes) -> None:
         with naming(self.path):
@@ -205,13 +206,26 @@ class Download(Transfer):
 
     async def run(self) -> None:
         """Keep an intact file, or download it. Raises the errors of :meth:`fill`."""
-        self.is_kept = await in_thread(self.entry.is_in, self.final.parent)
+        self.is_kept = await self._is_right()
         if not self.is_kept:
             with closing(HashedFile(self.part)) as part:
-                await in_thread(part.hash_rest)
+                await self._hash(part)
                 await self.fill(part)
                 await in_thread(part.publish, self.final)
-        self.done, self.is_done = self.entry.size, True
+        self.is_done = True
+
+    async def _is_right(self) -> bool:
+        """Whether the file exists, with the size and digest in the manifest."""
+        if size_of(self.final) != self.entry.size:
+            return False
+        with closing(HashedFile(self.final, OPEN_FLAGS)) as found:
+            await self._hash(found)
+            return found.sha256 == self.entry.sha256
+
+    async def _hash(self, file: HashedFile) -> None:
+        """Hash a file; an interruption waits for one slice of it."""
+        while await in_thread(file.hash_next):
+            self.done = min(file.size, self.entry.size)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -24,17 +25,20 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.errors import ShardprepError
+from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.work_folder import WorkFolder
-from shardprep.formats.storage import store as remote_folder
+from shardprep.formats.shards.read import FileEntry
+from shardprep.formats.storage import store as remote_folder, transfer
 from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
     NothingThere,
     RemoteDenied,
     RemoteFailed,
+    RemoteFolder,
     RemoteMissing,
 )
-from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.storage.transfer import Download, RemoteDamaged
 from support.datasets import flip, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy, Quiet, listening
 from support.object_server import as_endpoint
@@ -168,6 +172,23 @@ def test_a_rerun_keeps_what_is_right_and_mends_what_is_not(
 
     assert set(done.fetched) == {SHARD, "index.npy"}
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
+
+def test_an_interruption_does_not_wait_until_a_large_file_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, remote = FileEntry(SHARD, 1 << 20, "sha256:" + 64 * "0", 1), cast("RemoteFolder", None)
+    (tmp_path / SHARD).write_bytes(bytes(entry.size))
+    monkeypatch.setattr(transfer, "SLICE_BYTES", 1)
+    download = Download(remote, entry, final=tmp_path / SHARD, part=tmp_path / "part")
+
+    def tick() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), LoopThread(threads=1) as loop:
+        loop.run(download.run(), tick)
+
+    assert 0 < download.done < entry.size
 
 
 def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
