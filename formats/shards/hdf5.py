@@ -34,11 +34,14 @@ from shardprep.formats.shards.read import (
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 
+MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
+
 
 def addresses(path: Path, file: ShardFile) -> Addresses:
     """Read a shard's small columns, and locate ``data``. Raises ShardDamaged, MemoryError, OSError."""
     stream = _ShardStream(file)
     try:
+        bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
         with h5py.File(stream, "r") as opened:
             datasets = plain_datasets(opened, file.size)
             bounds: npt.NDArray[np.int64] = datasets["offsets"][()]

@@ -201,6 +201,26 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
             reader.checked(0)
 
 
+OPENING_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from shardprep.formats.shards.read import Shard, container
+
+container("hdf5")
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken, taken))
+Shard(Path(sys.argv[1]), "hdf5")
+"""
+
+
+def test_hdf5_is_not_opened_in_too_little_memory_for_its_library_which_would_crash(path: Path) -> None:
+    write(path, "hdf5", THREE)
+    done = subprocess.run(
+        [sys.executable, "-c", OPENING_IN_LITTLE_MEMORY, path], capture_output=True, text=True, timeout=60
+    )
+    assert "OSError: [Errno 12] Cannot allocate memory" in done.stderr, (done.returncode, done.stderr)
+
+
 STRACE = shutil.which("strace")
 
 
