@@ -96,8 +96,26 @@ class Descriptor(Owned):
         self.close()
 
 
+_locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()
+
+
+def _close_inherited_locks() -> None:
+    """In a forked copy of this process, close the locks, which it would hold for as long as it lives."""
+    for lock in _locks:
+        number, lock._number = lock._number, -1  # the number may be reused from here on
+        with suppress(OSError):
+            os.close(number)
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
 class LockDescriptor(Descriptor):
-    """A descriptor of a file locked with ``flock``."""
+    """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        _locks.add(self)
 
     def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
         """Take or convert the lock, by default waiting for others; return whether it is held.

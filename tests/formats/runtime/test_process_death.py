@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import OperationError, WorkerDied
+from shardprep.formats.errors import OperationError, OutputBusy, WorkerDied
 from shardprep.formats.runtime import workers as pool
 from shardprep.formats.runtime.processes import SpawnedProcess
+from shardprep.formats.runtime.work_folder import refuse_busy
 from shardprep.formats.runtime.workers import Child, ChildLost, isolated
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
@@ -179,7 +180,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.torture
-def test_a_killed_conversion_ends_while_a_process_lives_that_its_program_forked(
+def test_a_killed_conversion_ends_and_frees_its_output_while_a_process_lives_that_its_program_forked(
     start: Start, archives: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
@@ -197,12 +198,15 @@ convert({str(archives)!r}, {str(output)!r}, split="train", workers=2, progress=F
 """)
     assert process.stdout is not None
     assert process.stdout.readline() == "now\n"
+    with pytest.raises(OutputBusy):
+        refuse_busy(output)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(TEST_TIMEOUT_S)
 
     # multiprocessing's tracker lives as long as any process that was forked
     name, proc = "resource_tracker", Path("/proc")
     until(lambda: [name in text_of(proc / f"{n}/cmdline") for n in session_of(process.pid)].count(False) == 1)
+    refuse_busy(output)
 
 
 @pytest.mark.torture
