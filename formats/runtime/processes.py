@@ -323,7 +323,8 @@ class SpawnedProcess(Owned):
             if not self._poll(select.poll(), timeout_s):
                 self._process.kill()
                 self._poll(select.poll(), math.inf)
-            self.exit_code = self._process.exitcode
+            with _start_lock:  # a start in another thread may be taking the exit code
+                self.exit_code = self._process.exitcode
             multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
             with suppress(ValueError):  # multiprocessing thinks it runs if the program reaped it
                 self._process.close()
