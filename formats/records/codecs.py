@@ -9,7 +9,6 @@ import re
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, DataError, printable
 from shardprep.formats.images.header import read_image_header
+from shardprep.formats.runtime.lazy import cached_property
 
 MAX_VALUE_BYTES = 64 << 20  # the limit of an image
 
@@ -323,7 +323,7 @@ class ArrayCodec(Codec):
         return np.dtype(self.element).newbyteorder("<")
 
     @cached_property
-    def dtype(self) -> np.dtype[Any] | None:  # type: ignore[override]
+    def dtype(self) -> np.dtype[Any] | None:
         return None if None in self.shape else np.dtype((self.elements, self.shape))
 
     def encode(self, value: Any) -> bytes:

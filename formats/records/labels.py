@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.json_record import sha256_of
+from shardprep.formats.runtime.lazy import cached_property
 
 UNLABELLED = -1
 MAX_CLASS_ID = (1 << 31) - 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +17,7 @@ from shardprep.formats.errors import ManifestDamaged, UsageError, printable
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.schema import RESERVED
 from shardprep.formats.runtime.json_record import matches
+from shardprep.formats.runtime.lazy import cached_property
 
 MAX_KEY_BYTES = 1024
 CRC_RESIDUE = 0x48674BC7  # the CRC-32C of any bytes that end in their own CRC-32C, as "<u4"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from shardprep.formats.records.codecs import (
     refuse_masked,
     refused,
 )
+from shardprep.formats.runtime.lazy import cached_property
 
 PLAIN: dict[str, Codec] = {
     "image": ImageCodec(),

@@ -10,7 +10,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.read import (
     DAMAGE,

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record, check_transform
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.sizes import takes

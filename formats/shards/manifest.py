@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from shardprep.formats.runtime.json_record import (
     parse_canonical_json,
     sha256_of,
 )
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, shard_name, table_name
 from shardprep.formats.shards.in_place import MOST_ARCHIVE_BYTES, IndexedArchive
 from shardprep.formats.shards.read import ALL_CONTAINERS, ARCHIVE_NAME, IN_PLACE, FileEntry, read_small

@@ -17,7 +17,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +28,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_file, naming, read_at, read_into
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable, Descriptor, Owned
 from shardprep.formats.runtime.seal import Seal
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shardprep.formats.runtime.json_record import (
     parse_canonical_json,
     sha256_of,
 )
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.seal import Seal
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (

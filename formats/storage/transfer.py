@@ -9,12 +9,12 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import LockDescriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards

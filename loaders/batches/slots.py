@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from multiprocessing import reduction
 from typing import Any, Literal, Self
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import memory_file
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.loaders.batches.pickling import (
     Memory,

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
-from functools import cached_property
 from importlib import resources
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.flow.node import Fetch, Fetched, Length, checked_seconds, exact, fetch_by, within

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count, zip_longest
 from typing import Any, Literal
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.json_record import natural
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.sizes import checked_int, seed_of

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from operator import is_not
 from queue import Empty, SimpleQueue
@@ -22,6 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from itertools import count, islice
 from numbers import Real
 from types import UnionType
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import is_whole
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Literal, SupportsIndex
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import warn_of_decoder, warn_of_other_decoder
 from shardprep.formats.images.pictures import Gallery
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.record import Record
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import IndexRows, RecordSet

@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import natural
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.sizes import byte_count, checked_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,

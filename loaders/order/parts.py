@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from itertools import cycle, pairwise
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]

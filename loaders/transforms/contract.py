@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard
 
@@ -17,6 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.record import check_transform
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.sizes import takes
 
 

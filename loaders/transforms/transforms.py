@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, fields
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -14,6 +13,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.info import EXTREME_ASPECT
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, lighting_offset, random_crop
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,

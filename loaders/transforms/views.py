@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.transforms.contract import (
     IMAGE,
     Array,

@@ -7,13 +7,16 @@ thread that waits for this one.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from shardprep.formats.errors import OutputBusy
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.runtime.workers import Child, WorkerPool
 from support.repository import SUPPORT
@@ -153,6 +156,8 @@ def test_a_forked_copy_that_closes_an_owner_leaves_the_original_alone(tmp_path: 
 
         if not (pid := os.fork()):
             try:
+                assert place._lock is not None
+                assert place._lock.fileno() < 0  # a copy that outlives this process holds no lock
                 made.kill()
                 made.__exit__()
                 place.__exit__(None, None, None)
@@ -165,3 +170,29 @@ def test_a_forked_copy_that_closes_an_owner_leaves_the_original_alone(tmp_path: 
         with pytest.raises(OutputBusy):
             WorkFolder(tmp_path / "output").__enter__()
         place.remove()
+
+
+def test_a_copy_forked_while_a_property_is_computed_computes_it_itself() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @cached_property
+        def value(self) -> int:
+            begun.set()
+            return 3 if go_on.wait(timeout=60) else 0
+
+    slow = Slow()
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    begun.wait()
+
+    if not (pid := os.fork()):
+        try:
+            go_on.set()
+            signal.alarm(10)
+            os._exit(slow.value)
+        finally:
+            os._exit(1)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
