@@ -264,8 +264,19 @@ class FrameSocket(Owned):
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Close everything, after sending queued messages for at most ``linger_ms``. Idempotent."""
-        if self.made_here and not self._socket.closed:
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close(linger=linger_ms)
-            self._context.term()
+        if not self.made_here or self._socket.closed:
+            return
+        self._look_at_monitor()
+        copies = {}
+        for number in self._connections:
+            with suppress(OSError):  # closed, whose event follows
+                copies[number] = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
+        self._look_at_monitor()  # tells if a number was given to another file before it was copied
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)
+        self._context.term()
+        for number, copy in copies.items():
+            with suppress(OSError), copy:
+                if number in self._connections:
+                    copy.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold the connection, too

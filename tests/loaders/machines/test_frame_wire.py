@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import reduce
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,24 @@ def test_a_killed_receiver_raises_in_its_sender() -> None:
 
         with pytest.raises(ReceiverGone):
             send_batches(batches, endpoint)
+
+
+def test_a_receiver_that_is_closed_while_a_fork_of_its_process_lives_raises_in_its_sender() -> None:
+    with (
+        FrameReceiver(ANY_PORT) as receiver,
+        in_thread(send_batches, numbers(100), receiver.endpoint) as sent,
+    ):
+        epoch = iter(receiver)
+        next(epoch)
+        fork = get_context("fork").Process(target=time.sleep, args=[3600], daemon=True)
+        fork.start()
+        receiver.close()
+        try:
+            with pytest.raises(ReceiverGone):
+                sent.result(TIMEOUT_S)
+        finally:
+            fork.kill()
+            fork.join()
 
 
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides() -> None:
