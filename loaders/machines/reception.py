@@ -41,6 +41,7 @@ MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
 NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
+HANDLED_AT_ONCE = 1000  # messages; a peer that sends without end must not delay the end of a pass, or close()
 
 log = logging.getLogger(__name__)
 
@@ -208,12 +209,14 @@ class Reception:
         return self._ledger.steps
 
     def take(self) -> list[LoadedStep]:
-        """Return a list of the next batch, empty before it arrives and after the pass.
+        """Return a list of the next batch, empty if it has not been handled yet, and after the pass.
 
         Raises SenderFailed if a step cannot be made.
         """
         self._note_events()
-        while not self.steps.has_next and (message := self.socket.receive()):
+        for _ in range(HANDLED_AT_ONCE):
+            if self.steps.has_next or not (message := self.socket.receive()):
+                break
             self._handle(message)
             self._grant()
         if not self.steps.has_next:
@@ -226,14 +229,16 @@ class Reception:
         return taken
 
     def receive_all(self) -> None:
-        """Handle everything that has arrived."""
+        """Handle what has arrived."""
         self._note_events()
-        while message := self.socket.receive():
+        for _ in range(HANDLED_AT_ONCE):
+            if not (message := self.socket.receive()):
+                break
             self._handle(message)
         self._grant()
 
     def wait(self) -> None:
-        """Wait until something arrives. All messages must be handled."""
+        """Wait until something is there to be handled."""
         if self._waited >= self._last_check + POLL_INTERVAL_S:
             self._last_check = self._waited
             self._check_senders()

@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.machines import reception, serve as sending
 from shardprep.loaders.machines.ledger import SenderFailed
+from shardprep.loaders.machines.socket import Message
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
 from support.remote_ends import (
@@ -44,6 +46,7 @@ from support.remote_ends import (
 )
 from support.sampling import torture_except
 from support.scripts import line_of
+from support.waiting import until
 
 ALL = ["loader", "loader_with_workers", "dropping_loader", "numbers", "joined", "odd_ones"]
 ALL += ["in_parts", "flows_in_parts"]
@@ -457,6 +460,17 @@ def test_a_forked_copy_does_not_draw_and_close_ends_a_waiting_thread() -> None:
         source.close()
         with pytest.raises(UsageError, match="closed"):
             waiting.result(TIMEOUT_S)
+
+
+def test_messages_without_end_do_not_delay_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
+        message = Message(b"peer", [zmq.Frame(b"garbage")])
+        monkeypatch.setattr(source._reception.socket, "receive", lambda: message)
+        drawing = pool.submit(list, source)
+        until(lambda: source.stats().rejected)
+        source.close()
+        with pytest.raises(UsageError, match="closed"):
+            drawing.result(TIMEOUT_S)
 
 
 def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
