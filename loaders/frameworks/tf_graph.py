@@ -402,6 +402,8 @@ class StagingAreas(Sink):
                         area.stage(part)
                     area.tokens.enqueue(token)
         except tf.errors.OpError as error:
+            if not self._closed:
+                raise
             raise SinkClosed from error
 
     def level(self) -> int:

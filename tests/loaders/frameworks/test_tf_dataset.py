@@ -176,6 +176,17 @@ def test_a_step_that_has_its_token_gets_its_part_of_a_stage_that_is_closed_meanw
         stage.put(Status.BATCH, [[tf.ones([2])]])
 
 
+def test_a_device_without_memory_for_an_element_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stage(*given: object) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+    with StagingInput([np.zeros(3)]) as each:
+        (area,) = each._sink._areas
+        monkeypatch.setattr(area, "stage", stage)
+        with pytest.raises(tf.errors.ResourceExhaustedError):
+            next(iter(each))
+
+
 def test_invalid_options_are_an_error_at_once() -> None:
     for options in ({"depth": 0}, {"depth": -1}, {"device": "CPU:1", "strategy": mirrored(2)}):
         with pytest.raises(UsageError, match=r"depth|device"):
