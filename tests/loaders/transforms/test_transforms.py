@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image as Pillow
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images import decode as fast
+from shardprep.formats.images import decode as fast, opencv
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.records.record import Record
 from shardprep.loaders.order.rng import RecordRandom
@@ -186,6 +187,13 @@ def test_a_transform_shows_the_call_that_makes_it(
 ) -> None:
     assert repr(transform) == shown
     assert eval(shown) == transform  # noqa: S307 - a text of this test
+
+
+def test_an_opencv_that_accepts_truncated_images_is_refused(monkeypatch):
+    monkeypatch.setattr(cv2, "__version__", "4.11.0")
+
+    with pytest.raises(ImportError, match=r"install opencv-python-headless 4\.12"):
+        importlib.reload(opencv)
 
 
 @pytest.mark.slow
