@@ -36,10 +36,11 @@ class ByteRange:
 
 @dataclass(slots=True)
 class Text:
-    """``length`` bytes of UTF-8 at ``start`` of the file."""
+    """``length`` bytes of UTF-8 at ``start`` of the file; ``characters`` are counted at most once."""
 
     start: int
     length: int
+    characters: int | None = None
 
 
 @dataclass(slots=True)
@@ -195,8 +196,10 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
     match isinstance(function, GlobalName) and GLOBALS[function.name], arguments:
         case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as text with a character for each
-            stored = window.take(text.start, text.start + text.length)
-            return ByteRange(text.start, len(stored.decode().encode("latin-1")), latin1=True)
+            if text.characters is None:  # a pickle may name one long text a thousand times
+                stored = window.take(text.start, text.start + text.length)
+                text.characters = len(stored.decode().encode("latin-1"))
+            return ByteRange(text.start, text.characters, latin1=True)
         case "bytes", ():  # empty bytes as protocol 2 writes them
             return ByteRange(0, 0)
         case "numpy.dtype", (dtype, _, _):

@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,8 +287,8 @@ HARMFUL: dict[str, bytes] = {
     "a call with a list": DTYPE + b"]R",
     "a memo of 2**32 places": b"K\x01r\xff\xff\xff\xff",
     "what was never put": b"j\xff\xff\xff\xff",
-    "2**63 bytes": b"\x8e" + SIZE.pack(1 << 63),
-    "an integer of 2**31 bytes": b"\x8b\x00\x00\x00\x80",
+    "2**63 bytes": b"\x96" + SIZE.pack(1 << 63),
+    "an integer of 255 bytes": b"\x8a\xff" + bytes(255),
     "a million lists": b"]" * 1_000_000,
     "lists in lists": b"](" * 80 + b"]" + b"e" * 80,
     "itself in a list": b"]q\x00h\x00a",
@@ -315,6 +316,15 @@ def test_a_pickle_of_more_than_plain_data_is_refused_by_name_and_nothing_is_run(
     with memory_below(4 << 20), pytest.raises(ValueError, match=told):
         datapoint_of(b"\x80\x04" + HARMFUL[case] + b".")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_long_text_is_decoded_once_however_often_a_pickle_turns_it_into_bytes() -> None:
+    long = text("a" * (4 << 20)) + b"q\1" + text("latin1") + b"\x86q\2"
+    data = b"\x80\x04" + word("_codecs.encode") + b"q\0" + long + b"h\0h\2R" * 1200 + b"."
+    began = time.process_time()
+    with pytest.raises(ValueError, match="ends before it is complete"):
+        datapoint_of(data)
+    assert time.process_time() - began < 1  # decoding it 1,200 times takes 5 s
 
 
 class RunsACommand:
