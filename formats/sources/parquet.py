@@ -385,7 +385,7 @@ class RowContents(RecordContents):
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
-                if layout.classes and label is not None and label >= len(layout.classes):
+                if layout.classes and isinstance(label, int) and label >= len(layout.classes):
                     raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
                 self.append(key, self.label_of(label), length=length, offset=row)
 

@@ -439,8 +439,9 @@ class RecordContents(ABC):
         if isinstance(label, str | bytes) and self.may_be_text:
             return self.classes.of_text(label)
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
-            advice = "--label-column NAME takes text for the names of classes"
-            raise ValueError(f"its label is {str(label)[:80]!r}, not a number; {advice}")
+            advice = f"--label-column {self.layout.label or 'label'} takes text for the names of classes"
+            integer = f"an integer from {UNLABELLED} to {MAX_CLASSES - 1}"
+            raise ValueError(f"its label is {str(label)[:80]!r}, not {integer}; {advice}")
         return self.classes.of_number(int(label))
 
     def _entries(self) -> Entries:

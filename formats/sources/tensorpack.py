@@ -104,7 +104,7 @@ class LmdbContents(RecordContents):
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         super().__init__(source, classes)
-        self._as_text = False
+        self._as_text: bool | None = None
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
@@ -125,7 +125,10 @@ class LmdbContents(RecordContents):
             self.append(number, label, length=value.length, offset=value.start)
             return
         image, label = read_datapoint(value)
-        self._as_text = self._as_text or image.latin1
+        if image.length:
+            if self._as_text not in (None, image.latin1):
+                raise ValueError("some images are stored as bytes and some as text")
+            self._as_text = image.latin1
         self.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
 
     def _item_label(self, item: Any, layout: ItemLayout) -> int:

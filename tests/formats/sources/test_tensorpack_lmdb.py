@@ -151,6 +151,9 @@ def test_each_record_and_the_list_may_be_serialized_in_another_way(tmp_path: Pat
     )
 
     assert recognise(path).listing("train").entries["label"].tolist() == [1, 2]
+    save(tmp_path / "other", {key_of(0): RECORD, key_of(1): pickle.dumps([JPEG, 2], 2)}, None)
+    with pytest.raises(SourceDamaged, match="some images are stored as bytes and some as text"):
+        recognise(tmp_path / "other").listing("train")
 
 
 PIXELS = pixels(4, 5, 3)
