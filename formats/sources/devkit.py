@@ -165,10 +165,11 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
     """Return the classes, the synsets without children, and their numbers of training images."""
     words, ids, images = dict[str, str](), dict[str, int](), dict[str, int]()
     for synset in read_struct_array(meta, "synsets"):
-        if synset.get("num_children"):
-            continue
         match synset:
+            case {"num_children": int() | float() as children} if children >= 1:
+                continue
             case {
+                "num_children": 0,
                 "WNID": str(wnid),
                 "words": str(text),
                 "ILSVRC2012_ID": int() | float() as number,

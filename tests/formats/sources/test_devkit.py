@@ -73,6 +73,7 @@ def test_the_devkit_is_read_in_each_of_its_forms(form: str, tmp_path: Path) -> N
         (0, {"wnid": "n01440764"}, "invalid class .*n01440764"),
         (0, {"wnid": "fox"}, "invalid class .*'fox'"),
         (0, {"children": 1}, "not 1 to their number"),
+        (0, {"children": -1}, "invalid class"),
         (1, {"train_images": -1}, "invalid class"),
         (0, {"train_images": float("inf")}, "invalid class"),
         (0, {"words": "w" * (MAX_WORDS + 1)}, "invalid class"),
