@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
+from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
 from shardprep.formats.sources.listing import MAX_CLASSES
@@ -68,8 +69,9 @@ def place_below(path: str, roots: Sequence[Path]) -> str:
     if ".." in parts:
         raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")
     place = "/".join(parts)
-    if not place or "\0" in place or place.encode(errors="replace").decode() != place:
-        raise ValueError("names no file")
+    raw = place.encode(errors="replace")
+    if not 0 < len(raw) <= MAX_KEY_BYTES or "\0" in place or raw.decode() != place:
+        raise ValueError(f"names no file with a path of at most {MAX_KEY_BYTES} bytes")
     return place
 
 

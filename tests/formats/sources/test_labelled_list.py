@@ -49,6 +49,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"/etc/passwd dog\n", r"line 1: '/etc/passwd' is not below .*--root"),
     ("list.txt", b"dog.jpg dog\n../x.jpg dog\n", r"line 2: '\.\./x\.jpg' may lead out"),
     ("list.csv", b"a/../b,x\na/../c,x\na/../d,x\ndog.jpg,\n", r"line 1: 'a/\.\./b' .*\(the first of 3\); also: .*line 4: "),
+    ("list.txt", b"x" * 1025 + b" dog", r"line 1: names no file with a path of at most 1024 bytes"),
     ("list.txt", b"dog.jpg 1\ncat/1.jpg cat", r"line 2: has the label 'cat', but the first"),
     ("list.txt", b"dog.jpg 100000", r"line 1: has the label 100000, but .* 99999"),
     ("list.csv", b"path,label\ndog.jpg,2.0\n", r"line 2: has the label 2\.0, but .* integers from 0"),
