@@ -330,15 +330,15 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
     """Return each box's label and its sides, swapped if reversed and clipped. Raises ValueError."""
-    sides = [found[name].floats() for name in BOX_SIDES]
-    count = len(sides[0])
-    labels = found[BOX_LABEL].integers() - first_label if BOX_LABEL in found else np.full(count, UNLABELLED)
-    if (
-        count > MAX_BOXES
-        or {len(each) for each in (labels, *sides)} != {count}
-        or not np.isfinite(sides).all()
-    ):
-        raise ValueError(f"its boxes are more than {MAX_BOXES}, or lack a finite number for a side")
+    lists = [found[name] for name in BOX_SIDES]
+    if any(each.end - each.start > MAX_BOXES * MAX_VARINT for each in (*lists, found.get(BOX_LABEL, NONE))):
+        raise ValueError(f"it has more than {MAX_BOXES} boxes")
+    sides = [each.floats() for each in lists]
+    labels = np.full(len(sides[0]), UNLABELLED)
+    if BOX_LABEL in found:
+        labels = found[BOX_LABEL].integers() - first_label
+    if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
+        raise ValueError("its boxes do not have one finite number for each side")
     xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
     columns = (labels, xs[0], ys[0], xs[1], ys[1])
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -435,10 +435,9 @@ class ExampleContents(RecordContents):
         feature = found[layout.label]
         if feature.kind == BYTES:
             return self.label_of(_text_in(feature))
-        labels = feature.integers()
-        if len(labels) != 1:
-            raise ValueError(f"it has {len(labels)} labels, not one")
-        label = int(labels[0])
+        if not feature.is_single():
+            raise ValueError("it has no label, or several")
+        label = int(feature.integers()[0])
         if not layout.class_name:
             return self.classes.of_number(label)
         name = _text_in(found[layout.class_name])
@@ -484,10 +483,11 @@ class ExampleContents(RecordContents):
 
 
 def _text_in(feature: Feature) -> str:
-    values = feature.byte_values()
-    if len(values) > 1:
-        raise ValueError(f"it has {len(values)} names, not one")
-    return values[0].decode() if values else ""
+    if feature.start == feature.end:
+        return ""
+    if not feature.is_single():
+        raise ValueError("it has several names")
+    return feature.byte_values()[0].decode()
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"image": JPEG, "label": b"1"},
         "its label is '1', not an integer from -1 to 99999; --label-column label takes",
     ),
-    "two labels": ({"image": JPEG, "label": [1, 2]}, "it has 2 labels, not one"),
+    "two labels": ({"image": JPEG, "label": [1, 2]}, "it has no label, or several"),
     "a huge label": ({"image": JPEG, "label": 1 << 40}, "labels are 0 to 99999"),
     "no image": ({"label": 1}, "no image, or several, in the feature 'image'"),
     "two images": ({"image": [JPEG, JPEG], "label": 1}, "no image, or several"),
