@@ -173,7 +173,7 @@ class FolderWalk:
                 elif entry.is_symlink() and not self.follow_symlinks:
                     wrong = _IS_LINK
                 elif not is_folder and not is_file:
-                    wrong = "is neither a file nor a folder, nor a link to one; remove it"
+                    wrong = "is neither a file nor a folder, nor a link to one that can be reached; remove or repair it"
                 if wrong:
                     self.problems.add(SourceDamaged(wrong, path=here / entry.name))
                 elif is_folder:
