@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -171,6 +171,7 @@ def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.nd
     return rows
 
 
+ROWS_BYTES = 4096  # of a table, read at once
 _PLACE = struct.Struct("<QII")  # offset, length, CRC-32C
 
 
@@ -190,6 +191,8 @@ class ColumnTable:
         self.row, self._records = entry.row, entry.table.records
         header = table_header(self.row, self._records)
         self._start = len(header)
+        self._rows_at_once = max(1, ROWS_BYTES // self.row.itemsize)
+        self._block = -1, b""
         self._file = ShardFile(path)
         if self._file.size != entry.table.size or self._file.read_at(len(header), 0) != header:
             raise ManifestDamaged("is not the table of its column; prep repair rebuilds it", path=path)
@@ -198,15 +201,13 @@ class ColumnTable:
         self._file.close()
 
     def row_at(self, number: int) -> bytes:
-        return self._read(number, 1)
-
-    def rows_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Return the bytes of rows; adjacent ones in order are read together."""
-        first, size = numbers[0], self.row.itemsize
-        if [*numbers] != [*range(first, first + len(numbers))]:
-            return [self.row_at(number) for number in numbers]
-        data = self._read(first, len(numbers))
-        return [data[at : at + size] for at in range(0, len(data), size)]
+        """Return the bytes of a row, and cache the rows around it."""
+        first = number - number % self._rows_at_once
+        if (block := self._block)[0] != first:  # one read of the attribute: threads share it
+            count = min(self._rows_at_once, self._records - first)
+            self._block = block = first, self._read(first, count)
+        start = (number - first) * self.row.itemsize
+        return block[1][start : start + self.row.itemsize]
 
     def rows(self) -> Rows:
         return np.frombuffer(self._read(0, self._records), self.row)
@@ -425,15 +426,12 @@ class OpenRecords(Owned):
 
         Return False, with anything in the arrays, unless all are intact; :meth:`value` says which is not.
         """
-        parts = [(part, [*some]) for part, some in groupby(numbers, self._part_of)]
+        places = [(part := self._part_of(number), number - self._first_records[part]) for number in numbers]
         heads = [record_crc(key, UNLABELLED, b"") for key in keys]
         try:
             for name, values in columns.items():
                 column = self._columns[name]
-                rows: list[bytes] = []
-                for part, some in parts:
-                    first = self._first_records[part]
-                    rows += self._table(part, column).rows_at([number - first for number in some])
+                rows = [self._table(part, column).row_at(number) for part, number in places]
                 found = np.frombuffer(b"".join(rows), self._parts[0].columns[column].row)["value"]
                 if not (end_in_crc(heads, rows) and self._codecs[column].are_valid(found)):
                     return False
