@@ -261,6 +261,8 @@ class ItemForm:
 
     def parts(self, item: Any) -> Mapping[str, Any]:
         """Return the parts of an item by name. Raises BadValue if it has another form."""
+        if type(item) is dict and self.form == "dict" and tuple(item) == self.names:
+            return item  # comparing forms would take a tenth of the time of saving a small item
         found = ItemForm.of(item)
         if found.form != self.form or set(found.names) != set(self.names):
             raise BadValue(f"is {found.described}, expected {self.described}")
