@@ -460,9 +460,9 @@ class Engine(Owned, Closable):
         if failure.error:
             return unpack(failure.error, self._where(failure.row, number, item))
         return WorkerDied(
-            f"{MAX_ROW_FAILURES} workers ended at it, the last by {failure.cause}; give more memory (if by SIGKILL) "
-            "or a longer deadline, run that work in a separate program to find the cause, or leave it out "
-            '(on_bad_record="skip" or records= of a Loader)',
+            f"{MAX_ROW_FAILURES} workers ended at it, the last by {failure.cause}. After SIGKILL, give more memory or a "
+            "longer deadline; otherwise run that work in a separate program to find the cause. Or leave it out, by "
+            'records= of a Loader or, after crashes such as SIGSEGV, by on_bad_record="skip"',
             key=self._describe(item),
         )
 

@@ -353,19 +353,19 @@ class CpuClock:
     The second value is 0 if the kernel does not tell. A reading takes a microsecond; a thread's first longer.
     """
 
-    _file = Descriptor(-1)
+    _number = -1
     _thread = 0
 
     def read(self) -> npt.NDArray[np.float64]:
         if (thread := get_native_id()) != self._thread:
-            self._thread, self._file = thread, Descriptor(-1)
+            self._thread, self._number = thread, -1
             with suppress(OSError):  # as in a sandbox
                 self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
+                self._number = self._file.fileno()
         on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
-        file = self._file.fileno()
-        if file < 0:
+        if self._number < 0:
             return np.array((on_cpu, 0.0))
-        _, queued, _ = os.pread(file, 64, 0).split()
+        _, queued, _ = os.pread(self._number, 64, 0).split()
         return np.array((on_cpu, int(queued) * 1e-9))
 
 
@@ -399,7 +399,8 @@ Where = Callable[[int, int, Any], str]  # row, number of its batch, item
 
 def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
     """Fill a batch in new memory; a note adds ``where`` to an exception of the work."""
-    arrays = layout.arrays(aligned(layout.offsets[-1]), len(items))
+    size = layout.offsets[-1]
+    arrays = layout.arrays(aligned(size), len(items)) if size else {}
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}
     done = 0

@@ -107,7 +107,10 @@ class Trace:
         return tuple(spent.tolist())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
+        """Write a Chrome trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+        Raises OperationError if ``path`` is not a regular file, OSError.
+        """
         events = sorted(self.events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         save_bytes(user_path(path), text.encode("ascii"))
