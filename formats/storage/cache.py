@@ -524,7 +524,7 @@ class CachedDataset(Dataset):
     ) -> None:
         self._place = place
         self.source = FileSource(place.url, user_path(cache).absolute(), limit)
-        self._files = self._held = HeldFile(self.source.opened)
+        self._files = self._held = HeldFile(self._open_cache)
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)
@@ -551,6 +551,12 @@ class CachedDataset(Dataset):
     def cache(self) -> FileCache:
         """The cache of this dataset's files, which keeps the tables while the dataset is open."""
         return self._held.cache
+
+    def _open_cache(self) -> FileCache:
+        cache = self.source.opened()
+        if hasattr(self, "manifest"):  # the folder may have been deleted since the dataset was closed
+            cache.folder.publish(self.manifest, self.manifest.to_bytes())
+        return cache
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root if the cache knows it, else the one at the place."""

@@ -92,6 +92,16 @@ def test_threads_that_read_after_it_was_closed_open_its_cache_once(
     assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
 
 
+def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again(
+    remote: CachedDataset, tmp_path: Path
+) -> None:
+    first = remote[0]
+    remote.close()
+    shutil.rmtree(tmp_path / "cache")
+
+    assert remote[0] == first
+
+
 def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
     remote: CachedDataset, bucket: Path, proxy: Proxy
 ) -> None:
