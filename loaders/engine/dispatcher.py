@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.util import Finalize
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Self
 
 import numpy as np
@@ -218,9 +218,19 @@ class Dispatcher:
         try:
             for index in range(workers):
                 self._start_worker(index)
-            self._thread.start()
         except BaseException:
             self._end()
+            raise
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._end()
+            raise
+        except BaseException:  # an interruption: the thread runs, or is about to, and ends the workers
+            until = monotonic() + WORKER_EXIT_TIMEOUT_S
+            while not (self._thread.is_alive() or self.ended) and monotonic() < until:
+                sleep(0.01)
+            self.close()
             raise
 
     def close(self) -> None:

@@ -166,6 +166,27 @@ def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
     until(lambda: (gc.collect(), descriptors())[1] == before)
 
 
+@pytest.mark.slow
+def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(Writing(), layout(4), workers=1):  # whose descriptors of multiprocessing stay
+        pass
+    gc.collect()
+    before, start = descriptors(), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "shardprep-dispatcher":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    for _ in range(3):
+        with suppress(KeyboardInterrupt):
+            Engine(Writing(), layout(4), workers=2)
+
+    until(lambda: (gc.collect(), descriptors())[1] == before)
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.torture
 def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
     sleepy = dict.fromkeys(range(10, 100), engine_workers.doze)
