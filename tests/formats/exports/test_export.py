@@ -101,6 +101,26 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_an_export_follows_a_link_to_a_folder_and_replaces_one_to_a_file(
+    intact: Path, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    output, elsewhere, mine = tmp_path / "out", tmp_path / "elsewhere", tmp_path / "mine"
+    shutil.copytree(whole["folders"], output)
+    folder = next(path for path in output.iterdir() if path.is_dir())
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    image = next(elsewhere.iterdir())
+    image.unlink()
+    mine.write_bytes(b"mine")
+    image.symlink_to(mine)
+
+    export(intact, output, to="folders", shard_size=SIZE, workers=0)
+
+    assert mine.read_bytes() == b"mine"
+    assert not image.is_symlink()
+    assert image.read_bytes() == (whole["folders"] / folder.name / image.name).read_bytes()
+
+
 def test_a_damaged_record_ends_the_export_and_is_named(dataset: Path, tmp_path: Path) -> None:
     (shard,) = dataset.glob("*.lmdb")
     data = bytearray(shard.read_bytes())
