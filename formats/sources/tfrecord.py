@@ -94,7 +94,8 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
     ends = np.flatnonzero(is_end)
     sizes = np.diff(ends, prepend=-1)
     starts, longest = ends - sizes + 1, int(sizes.max(initial=0))
-    if not data[-1:] < b"\x80" or longest > MAX_VARINT:
+    has_more_bits = longest > MAX_VARINT or (raw[ends[sizes == MAX_VARINT]] > 1).any()
+    if not data[-1:] < b"\x80" or has_more_bits:
         raise ValueError("a list of numbers is truncated, or one has more than 64 bits")
     found = np.zeros(count, np.uint64)
     for place in range(longest):

@@ -187,8 +187,9 @@ def test_lists_of_any_length_are_columns_and_names_that_tensorflow_datasets_writ
         ([1, 2], ["x"], []),
         ([3], [], [0.5]),
     ]
-    with pytest.raises(ValueError, match="a list of numbers is truncated"):
-        integers(b"\1\xff")
+    for data in (b"\1\xff", b"\xff" * 9 + b"\2"):
+        with pytest.raises(ValueError, match="a list of numbers is truncated, or one has more than 64 bits"):
+            integers(data)
 
 
 def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: Path) -> None:
