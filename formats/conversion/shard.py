@@ -159,7 +159,8 @@ class BuiltShard(BuiltFile):
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
         skipped = tuple(SkippedImage(**s) for s in value["skipped"])
         columns = tuple(BuiltColumn(**c) for c in value["columns"])
-        return cls(**{**value, "skipped": skipped, "columns": columns})
+        rows = f"{value['name']}.rows"  # releases before 0.4 did not note it
+        return cls(**{"rows": rows, **value, "skipped": skipped, "columns": columns})
 
 
 def entry_of(built: BuiltFile) -> FileEntry:
