@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -129,16 +129,21 @@ class DatasetFiles:
 class SeenDataset:
     """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
 
-    ``manifest`` is the SHA-256 of its manifest.
+    ``manifest`` is the SHA-256 of its manifest, ``archive_bytes`` the size of the archive with the images;
+    None if this machine sees none.
     """
 
     path: Path
     manifest: str
     versions: Mapping[str, str]
+    archive_bytes: int | None
 
     @classmethod
     def here(cls, path: Path, *, decode: bool) -> Self:
-        return cls(path.absolute(), hash_file(path / MANIFEST_NAME), _versions(decode=decode))
+        size = None
+        with suppress(OSError):  # there is none, or its own check reports why it cannot be read
+            size = (path / ARCHIVE_NAME).stat().st_size
+        return cls(path.absolute(), hash_file(path / MANIFEST_NAME), _versions(decode=decode), size)
 
     def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
         """Make a call that reads the file ``name``.
@@ -149,6 +154,9 @@ class SeenDataset:
         try:
             issue = "" if hash_file(self.path / MANIFEST_NAME) == self.manifest else "its root differs"
             (self.path / name).lstat()
+            here = (self.path / ARCHIVE_NAME).stat().st_size if self.archive_bytes is not None else None
+            if here != self.archive_bytes:
+                issue = f"{ARCHIVE_NAME} has another size"
         except OSError as error:
             issue = str(error)
         if issue:

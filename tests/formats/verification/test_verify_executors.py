@@ -13,6 +13,7 @@ import pytest
 
 from shardprep.formats import repair, verify
 from shardprep.formats.runtime.jobs import OtherMachine
+from shardprep.formats.shards.read import ARCHIVE_NAME, IN_PLACE
 from shardprep.formats.verification import levels
 from shardprep.formats.verification.levels import LEVELS
 from support.datasets import converted, flip, tree
@@ -65,6 +66,18 @@ def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
     refused(dataset, moved((dataset, aside)), "does not see the dataset")
     for there, why in ((other, "its root differs"), (lacking, "No such file")):
         engine = moved((dataset, aside), (there, dataset))
+        refused(dataset, engine, f"does not see the dataset .*{why}")
+
+
+def test_a_machine_that_sees_no_archive_or_another_is_refused_by_its_name(
+    archives: Path, tmp_path: Path
+) -> None:
+    converted(archives, dataset := tmp_path / "indexed", split="val", container=IN_PLACE, order="archive")
+    other, link = tmp_path / "other", dataset / ARCHIVE_NAME
+    other.write_bytes(b"another")
+
+    for moves, why in ((), "No such file"), (((other, link),), "archive.tar has another size"):
+        engine = moved((link, tmp_path / "aside"), *moves)
         refused(dataset, engine, f"does not see the dataset .*{why}")
 
 
