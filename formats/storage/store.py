@@ -531,7 +531,7 @@ class RemoteFolder(Owned):
         return bytes(data[:most])
 
     async def create(self, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create") -> bool:
-        """Write a file unless it exists; return whether this call, of several at once, wrote it."""
+        """Write a file, but with "create" only if there is none; return whether this call wrote it."""
         with translated(self.place, name):
             try:
                 await self._obstore.put_async(self._store, name, data, mode=mode)
