@@ -121,7 +121,7 @@ def unpack_batch(
 ) -> Any:
     """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
 
-    Lengths, shapes and dtypes are checked before memory is allocated, checksums during the copy.
+    Lengths and dtypes are checked before memory is allocated, checksums during the copy, shapes after it.
 
     Args:
         head: The header, from :func:`read_head`.
