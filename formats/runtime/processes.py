@@ -238,7 +238,12 @@ _started: weakref.WeakSet[SpawnProcess] = weakref.WeakSet()
 
 
 def _forget_started() -> None:
-    """In a forked copy, forget the children, which multiprocessing would end when the copy exits."""
+    """In a forked copy, forget the children, which multiprocessing would end when the copy exits.
+
+    A start by another thread, which the copy lacks, would also keep the lock.
+    """
+    global _start_lock
+    _start_lock = threading.Lock()
     for process in _started:
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats.errors import OutputBusy
+from shardprep.formats.runtime import processes
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.work_folder import WorkFolder
-from shardprep.formats.runtime.workers import Child, WorkerPool
+from shardprep.formats.runtime.workers import Child, WorkerPool, isolated
 from support.repository import SUPPORT
 from support.scripts import scripts
 
@@ -196,3 +197,15 @@ def test_a_copy_forked_while_a_property_is_computed_computes_it_itself() -> None
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
+@pytest.mark.slow
+def test_a_copy_forked_while_another_thread_starts_a_process_starts_its_own() -> None:
+    with processes._start_lock:
+        if not (pid := os.fork()):
+            try:
+                signal.alarm(60)
+                os._exit(isolated(60, abs, -3))
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
