@@ -62,6 +62,11 @@ def doze(item: int) -> None:
     time.sleep(0.2)
 
 
+def swell(item: int) -> bytes:
+    time.sleep(0.5)
+    return bytes(10 << 20)  # more than a socket takes
+
+
 def wait_for(file: Path, item: int) -> None:
     while not file.exists():
         time.sleep(0.01)

@@ -198,6 +198,20 @@ def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
 
 
 @pytest.mark.torture
+def test_a_worker_that_is_still_answering_at_the_close_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "WORKER_EXIT_TIMEOUT_S", 20.0)
+    with Engine(Writing({1: engine_workers.swell}), layout(1), workers=1) as engine:
+        run = engine.run(plans_of(2, 1))
+        next(run)
+        until(lambda: engine._status_table.place(0)[0] == 2)
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.torture
 def test_workers_outlive_the_thread_that_started_them() -> None:
     made: list[Engine] = []
     thread = threading.Thread(target=lambda: made.append(Engine(Writing(), layout(10), workers=2)))
