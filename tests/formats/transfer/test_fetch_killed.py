@@ -23,7 +23,7 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
 
     assert code == 130
     assert re.fullmatch(
-        r"prep: interrupted; \d+ of \d+ files are fetched; run it again to continue\n", complained
+        r"prep: interrupted; \d+ of \d+ files are fetched and intact; run it again to continue\n", complained
     )
     assert not [path for path in (copy / ".prep").iterdir() if path.name.startswith("run-")]
     assert "manifest.json" not in tree(copy)
