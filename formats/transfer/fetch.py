@@ -128,7 +128,9 @@ class LocalCopy:
                 done = f"{count} of {len(self.manifest.files)} files are fetched already"
                 transfers.progress.note(f"{self.output}: {done}; checking them")
             downloads = self.downloads(self.wanted)
-            fetched, there = transfers.run("fetch", self.manifest, downloads, kept="files are fetched and intact")
+            fetched, there = transfers.run(
+                "fetch", self.manifest, downloads, kept="files are fetched and intact"
+            )
             is_complete = len(downloads) == len(self.manifest.files)
             if is_complete:
                 if not (self.output / MANIFEST_NAME).exists():
