@@ -67,7 +67,7 @@ def starting_process() -> Iterator[None]:
             ) from error
         except BrokenPipeError as error:
             raise OperationError(
-                "a worker process ended as soon as it started; run the same command again"
+                "a worker process ended as soon as it started; start the work again"
             ) from error
         finally:
             this.daemon, spawn.get_preparation_data, _this_thread.omits_main = was_daemonic, known, False

@@ -71,7 +71,7 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 3
-    assert done.stderr == ("prep: a worker process ended as soon as it started; run the same command again\n")
+    assert done.stderr == ("prep: a worker process ended as soon as it started; start the work again\n")
 
 
 STREAMS = """
