@@ -349,7 +349,15 @@ class OpenRecords(Owned):
             return self.again(number, error, lambda shard: shard.image(ordinal, address))
 
     def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
-        """Retry a failed read from a file that was replaced."""
+        """Retry a failed read: from the current file if a deleted one was open, else from a replaced file."""
+        if self._files is LOCAL:
+            raise error
+        shard = self._shards.pop(number, None)
+        if shard is not None and shard.file.is_deleted:
+            try:
+                return read(self[number])
+            except DAMAGE as again:
+                error = again
         with self._files.replaced(self._place(number)[1], error):
             return read(self._open_now(number))
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -420,7 +421,7 @@ class FileSource:
         if self.url is None:
             yield LOCAL
             return
-        with HeldFile(self.opened, shared, held=held) as files:
+        with HeldFiles(self.opened, shared, held=held, most=1) as files:
             yield files
 
     def opened(self) -> FileCache:
@@ -429,21 +430,29 @@ class FileSource:
         return FileCache(self.cache, self.limit, Location.parse(self.url))
 
 
-class HeldFile(LocalFiles, Owned, Closable):
-    """Holds the file that was opened last; others stay open but can be evicted, so readers take little room.
+MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
+
+
+class HeldFiles(LocalFiles, Owned, Closable):
+    """Holds the last files that were opened, at most ``most``, or fewer if there is no room.
 
     The cache is ``shared``, or opened when it is needed, and closed at the end. If another process has
     ``held`` the files, this one only replaces damaged ones. Thread-safe; a forked process starts with none.
     """
 
     def __init__(
-        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, held: bool = False
+        self,
+        opened: Callable[[], FileCache],
+        shared: FileCache | None = None,
+        *,
+        held: bool = False,
+        most: int = MOST_HELD,
     ) -> None:
-        self._open, self._shared, self._are_held = opened, shared, held
+        self._open, self._shared, self._are_held, self._most = opened, shared, held, most
         self._cache: FileCache | None = None
         self._lock = threading.Lock()  # for opening the cache
         self._process = os.getpid()
-        self._held: FileHold | None = None
+        self._held: OrderedDict[str, FileHold] = OrderedDict()  # changed by single calls, without a lock
 
     @property
     def cache(self) -> FileCache:
@@ -458,28 +467,41 @@ class HeldFile(LocalFiles, Owned, Closable):
         if self._are_held:
             return
         if self._process != os.getpid():
-            self._process, self._held = os.getpid(), None
-        self._let_go()
-        self._held = self.cache.hold([entry], self._let_go)
+            self._process, self._held = os.getpid(), OrderedDict()
+        held = self._held.pop(hex_of(entry), None)
+        if held is None:
+            if len(self._held) >= self._most:
+                self._let_go_first()
+            held = self.cache.hold([entry], self._let_go_first)
+        if other := self._held.pop(hex_of(entry), None):
+            other.release()
+        self._held[hex_of(entry)] = held
+        if len(self._held) > self._most:
+            self._let_go_first()
 
     @contextmanager
     def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self._let_go()  # otherwise the replaced copy would be held
-        held = self.cache.hold_intact(entry, self._let_go)
+        self._release()  # otherwise the replaced copy would be held
+        held = self.cache.hold_intact(entry, self._let_go_first)
         with held, saying_published(self.cache, entry):
             yield
 
-    def _let_go(self) -> bool:
-        """Release the file; return False if there is none."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.release()
-        return held is not None
+    def _let_go_first(self) -> bool:
+        """Release the file that was opened first; return False if there was none."""
+        try:
+            self._held.popitem(last=False)[1].release()
+        except KeyError:
+            return False
+        return True
+
+    def _release(self) -> None:
+        while self._let_go_first():
+            pass
 
     def close(self) -> None:
-        """Release the file, and close the cache; the next use opens it again. Idempotent."""
+        """Release the files, and close the cache; the next use opens it again. Idempotent."""
         cache, self._cache = self._cache, None
-        self._let_go()
+        self._release()
         if cache is not None:
             cache.close()
 
@@ -524,7 +546,7 @@ class CachedDataset(Dataset):
     ) -> None:
         self._place = place
         self.source = FileSource(place.url, user_path(cache).absolute(), limit)
-        self._files = self._held = HeldFile(self._open_cache)
+        self._files = self._held = HeldFiles(self._open_cache)
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)

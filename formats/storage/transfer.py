@@ -152,15 +152,18 @@ class Transfer(FileTransfer):
         """Download the missing bytes; return the problem, if any. Bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
-        try:
-            await self._append_from(part)
-        except RangeRefused as error:
-            if self._is_whole(part):  # an earlier response claimed that it is longer
-                return None
-            if not part.size:
-                raise
-            await self._drop(part)
-            return error
+        for is_last in (False, True):
+            try:
+                await self._append_from(part)
+                break
+            except RangeRefused as error:
+                if self._is_whole(part):  # an earlier response claimed that it is longer
+                    return None
+                if not part.size:
+                    raise
+                await self._drop(part)
+                if is_last:
+                    return error
         return None if self._is_whole(part) else await self._damage(part)
 
     def _is_whole(self, part: HashedBytes) -> bool:
