@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import traceback
 from abc import abstractmethod
 from collections import deque
@@ -18,6 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
@@ -367,13 +369,18 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
 RETRIES = 3  # of a task whose worker was killed; also Ray's default
 
 
+# Ray ends a connected process, with exit code 1, once the head has been silent for a minute.
+HEAD_INTERVAL_S = 2.0
+HEAD_SILENT_S = 20.0
+
+
 class RayExecutor(Owned, Executor):
     """Runs each call as a task of the Ray cluster to which ``ray.init`` connected this process.
 
     ``options`` are passed to ``ray.remote``, for example ``num_cpus`` and ``resources``. A task whose worker
-    is killed is retried up to RETRIES times. Cancelling a call does not stop its task. Shutting down the
-    executor leaves the connection open. Raises ImportError without Ray, and ConnectionError without a
-    connection.
+    is killed is retried up to RETRIES times. Cancelling a call does not stop its task. Once the cluster is
+    gone, calls raise ConnectionError. Shutting down the executor leaves the connection open. Raises
+    ImportError without Ray, and ConnectionError without a connection.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -383,23 +390,28 @@ class RayExecutor(Owned, Executor):
         self._refuse_unconnected()
         self._task: Any = ray.remote(**{"max_retries": RETRIES, **options})(_call)
         self._pending: set[Future[Any]] = set()
-        self._has_ended = False
+        self._end = threading.Event()
+        self._silent = ""  # the head's address once it is silent
+        if not self._ray.util.client.ray.is_connected():  # a ray:// client watches its own connection
+            head = self._ray.get_runtime_context().gcs_address
+            threading.Thread(target=self._watch, args=(head,), name="shardprep-ray", daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a call as a task. Raises ConnectionError, and RuntimeError after a shutdown."""
-        if self._has_ended:
+        if self._end.is_set():
             raise RuntimeError("cannot schedule new futures after shutdown")
         self._refuse_unconnected()
         reference = self._task.remote(fn, args, kwargs)
         future: Future[T] = Future()  # cancelling Ray's own future would end a thread of Ray
         self._pending.add(future)
+        self._fail_if_silent()  # the watch fails only the calls it sees
         future.add_done_callback(self._pending.discard)
         reference.future().add_done_callback(partial(_settle, future))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Shut down, and optionally ``wait`` for pending calls. Idempotent."""
-        self._has_ended = True
+        self._end.set()
         pending = list(self._pending)
         for future in pending if cancel_futures else ():
             future.cancel()
@@ -409,6 +421,22 @@ class RayExecutor(Owned, Executor):
     def _refuse_unconnected(self) -> None:
         if not self._ray.is_initialized():  # a call would make Ray start a cluster of its own
             raise ConnectionError("Ray is not connected to a cluster")
+
+    def _watch(self, head: str) -> None:
+        """Fail all calls once the head at this address has been silent for HEAD_SILENT_S."""
+        heard = monotonic()
+        while not self._end.wait(HEAD_INTERVAL_S):
+            if _answers(head):
+                heard = monotonic()
+            elif monotonic() - heard > HEAD_SILENT_S:
+                self._silent = head
+                self._end.set()
+                self._fail_if_silent()
+
+    def _fail_if_silent(self) -> None:
+        for future in list(self._pending) if self._silent else ():
+            with suppress(InvalidStateError):  # already done
+                future.set_exception(ConnectionError(f"the head of Ray at {self._silent} does not answer"))
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
@@ -424,3 +452,11 @@ def _settle(future: Future[T], done: Future[T]) -> None:
             raise
         except BaseException as error:
             future.set_exception(error)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), HEAD_INTERVAL_S).close()
+        return True
+    return False

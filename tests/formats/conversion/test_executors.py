@@ -5,18 +5,21 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
-from shardprep.formats.runtime.jobs import ExecutorFailed, OtherMachine
+from shardprep.formats.runtime import jobs
+from shardprep.formats.runtime.jobs import ExecutorFailed, OtherMachine, RayExecutor
 from support.column_sources import write_pictures
 from support.datasets import converted, tree, unpack
 from support.engines import Engine, moved
@@ -155,3 +158,23 @@ def test_two_attempts_at_one_shard_at_the_same_time_do_no_harm(
         convert(archives, tmp_path / "out", split="train", plan_options=options, executor=Engine(thrice))
 
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_call_that_is_made_while_the_head_is_declared_silent_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEAD_INTERVAL_S", 0.01)
+    monkeypatch.setattr(jobs, "HEAD_SILENT_S", -1.0)
+
+    def sent(*_: object) -> object:
+        executor._watch("127.0.0.1:1")  # which ends here, before the call is known
+        return SimpleNamespace(future=Future)
+
+    def remote(**_: object) -> Callable[[object], object]:
+        return lambda call: SimpleNamespace(remote=sent)
+
+    connected = SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: True)))
+    ray: Any = SimpleNamespace(util=connected, is_initialized=lambda: True, remote=remote)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    executor = RayExecutor()
+
+    with pytest.raises(ConnectionError, match="does not answer"):
+        executor.submit(int, "7").result(10)
