@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import traceback
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, InvalidStateError, wait as await_all
@@ -58,7 +58,7 @@ class Unit(Protocol):
     def size(self) -> int: ...
 
 
-class Job(Generic[Built]):
+class Job(ABC, Generic[Built]):
     """Base of the work on one file, safe to kill and repeat. Picklable.
 
     ``output`` is the output folder. ``decodes`` is whether it is expected to decode images, which may crash.
@@ -367,7 +367,6 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
 
 
 RETRIES = 3  # of a task whose worker was killed; also Ray's default
-
 
 # Ray ends a connected process, with exit code 1, once the head has been silent for a minute.
 HEAD_INTERVAL_S = 2.0
