@@ -25,7 +25,7 @@ PICTURES = ROOT / "docs" / "pictures"
 HASHES = PICTURES / "inputs.json"
 PAGES = ("formats/reports/pages.py", "formats/reports/templates/*")
 INPUTS = {
-    "convert.svg": ("cli/console/progress.py", "cli/commands/convert.py"),
+    "convert.svg": ("cli/console/output.py", "cli/commands/convert.py"),
     "report.png": PAGES,
     "run.png": (*PAGES, "loaders/loader/run_page.py"),
 }

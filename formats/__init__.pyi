@@ -44,13 +44,12 @@ from .exports.export import (
     export as export,
 )
 from .images.decode import DecoderDiffers as DecoderDiffers
-from .images.header import read_image_header as read_image_header
-from .images.info import (
+from .images.header import (
     ImageFlag as ImageFlag,
     ImageInfo as ImageInfo,
+    read_image_header as read_image_header,
 )
-from .records.labels import LabelSpace as LabelSpace
-from .records.record import Record as Record
+from .records.record import LabelSpace as LabelSpace, Record as Record
 from .records.schema import (
     Field as Field,
     Schema as Schema,

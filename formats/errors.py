@@ -17,7 +17,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── BadTarget  a mask or boxes that do not fit their image
     │   ├── ManifestDamaged  manifest.json, or a table it lists, differs from what was published
     │   ├── ShardDamaged  a shard's container cannot be read
-    │   │   └── ChildDied (formats/runtime/workers.py)  reading or decoding crashed a process
+    │   │   └── ChildDied (formats/runtime/processes.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/records/codecs.py)  a value its column cannot hold
     │   ├── RemoteMissing (formats/storage/store.py)  a file is not in the bucket or on the server
@@ -33,7 +33,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── NoSpace  the disk is full, or would be
     │   │   └── CacheTooSmall (formats/storage/cache.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did
-    │   ├── ChildLost (formats/runtime/workers.py)  a process was killed, or took too long
+    │   ├── ChildLost (formats/runtime/processes.py)  a process was killed, or took too long
     │   ├── WorkFailed (loaders/engine/messages.py)  an exception that cannot be pickled
     │   ├── CacheBusy (formats/storage/cache_folder.py)  another process holds a cache's lock
     │   ├── RemoteFailed (formats/storage/store.py)  a bucket or a server does not answer

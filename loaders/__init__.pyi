@@ -29,7 +29,6 @@ from .order.quality import (
     SortedByClass as SortedByClass,
 )
 from .order.receipt import Receipt as Receipt
-from .transforms.augment import ColorJitter as ColorJitter
 from .transforms.contract import (
     IMAGENET_MEAN as IMAGENET_MEAN,
     IMAGENET_STD as IMAGENET_STD,
@@ -41,6 +40,7 @@ from .transforms.cut import Cut as Cut
 from .transforms.decode import decode_rgb as decode_rgb
 from .transforms.geometry import ShownPart as ShownPart
 from .transforms.transforms import (
+    ColorJitter as ColorJitter,
     EvalTransform as EvalTransform,
     TrainTransform as TrainTransform,
 )

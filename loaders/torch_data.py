@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.owned import Owned, not_copyable
+from shardprep.formats.runtime.files import Owned, not_copyable
 from shardprep.loaders.batches.passes import Source
 from shardprep.loaders.batches.slots import NUMBERS
 from shardprep.loaders.batches.stack import Conversion

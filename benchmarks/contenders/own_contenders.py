@@ -25,7 +25,7 @@ from shardprep.loaders import (
 )
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.order.rng import RecordRandom
-from shardprep.loaders.transforms.augment import CROP_DRAWS, random_crop
+from shardprep.loaders.transforms.transforms import CROP_DRAWS, random_crop
 
 WINDOW = 1000
 

@@ -22,7 +22,7 @@ from spdl.pipeline import PipelineBuilder
 from shardprep import TrainTransform
 from shardprep.formats import read_image_header
 from shardprep.formats.records.record import Record
-from shardprep.loaders.transforms.augment import CROP_DRAWS, random_crop
+from shardprep.loaders.transforms.transforms import CROP_DRAWS, random_crop
 
 Sample = tuple[npt.NDArray[np.uint8], int]
 PREFETCHED = 3  # batches that wait for the consumer

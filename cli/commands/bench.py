@@ -26,9 +26,8 @@ from shardprep.cli.console.options import (
     transform_of,
     workers_option,
 )
-from shardprep.cli.console.output import Output, each_dataset, fields
-from shardprep.cli.console.progress import CommandBar, CommandProgress
-from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
+from shardprep.formats.runtime.progress import count_of, size
 from shardprep.formats.storage.collection import open_records
 from shardprep.formats.storage.open import datasets_in
 

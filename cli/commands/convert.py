@@ -19,6 +19,8 @@ from shardprep.cli.console.options import (
     PATH_OR_URL,
     SIZE,
     Option,
+    cluster_executor,
+    cluster_option,
     command,
     file_option,
     flag,
@@ -27,7 +29,6 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import Output, columns_text, fields, json_option, next_step, say
-from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.conversion.convert import (
     Converted,
     ConvertedPart,
@@ -39,9 +40,9 @@ from shardprep.formats.conversion.join import join as join_columns
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.info import DEFAULT_QUALITY
+from shardprep.formats.images.header import DEFAULT_QUALITY
 from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
-from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, records_of, size
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions

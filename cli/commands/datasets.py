@@ -18,6 +18,8 @@ from shardprep.cli.console.options import (
     SIZE,
     cache_options,
     check_replaced,
+    cluster_executor,
+    cluster_option,
     command,
     file_option,
     flag,
@@ -26,12 +28,11 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import Output, each_dataset, fields, json_option, next_step
-from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.errors import printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
-from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, records_of, size
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import ARCHIVE_NAME

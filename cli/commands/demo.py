@@ -14,7 +14,7 @@ import click
 
 from shardprep.cli.console.options import ANY_PATH, command, output_options
 from shardprep.cli.console.output import Output, fields, say
-from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.runtime.progress import count_of, size
 from shardprep.formats.sources.sample import make_sample
 
 STEPS = (

@@ -22,10 +22,9 @@ from shardprep.cli.console.options import (
     transform_of,
     work_options,
 )
-from shardprep.cli.console.output import Output, fields, json_option, next_step
-from shardprep.cli.console.progress import CommandProgress
+from shardprep.cli.console.output import CommandProgress, Output, fields, json_option, next_step
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, records_of, size
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_dataset
 from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets

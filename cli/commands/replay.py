@@ -21,8 +21,7 @@ from shardprep.cli.console.options import (
     output_options,
     together,
 )
-from shardprep.cli.console.output import Output, fields, json_option
-from shardprep.cli.console.progress import CommandProgress
+from shardprep.cli.console.output import CommandProgress, Output, fields, json_option
 from shardprep.cli.console.runs import (
     TRANSFORM_NAME,
     RunOptions,
@@ -32,7 +31,7 @@ from shardprep.cli.console.runs import (
     typed_options,
 )
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader

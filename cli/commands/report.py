@@ -26,7 +26,7 @@ from shardprep.formats.reports.examine import PIXELS, report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.runtime.files import naming_file
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.dataset import splits_of
 
 MOST_SEEN = 10  # printed times that a run saw a record

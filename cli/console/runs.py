@@ -1,30 +1,21 @@
-"""Options that several commands share for a run of a loader, and for a cluster."""
+"""Options that several commands share for a run of a loader."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
 import sys
-import time
-from collections.abc import Container, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 import numpy as np
 from click.core import ParameterSource
 
-from shardprep.cli.console.options import Option, Parsed, file_option, together, transform_of
+from shardprep.cli.console.options import Parsed, file_option, together, transform_of
 from shardprep.cli.console.output import say
-from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.jobs import RayExecutor
+from shardprep.formats.errors import DataError, MissingExtra
 from shardprep.formats.shards.dataset import splits_of
 
 if TYPE_CHECKING:
@@ -159,100 +150,3 @@ chosen_options = together(
     ),
 )
 """The chosen records of a run that is given, if they are too many for its card."""
-
-
-CONNECT_TIMEOUT_S = 10
-CLOSE_TIMEOUT_S = 2
-RAY_PORT = 10001  # the default port of Ray's client server
-
-cluster_option: Option = click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help=(
-        "Work on a cluster: the Dask scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto for Ray "
-        "on this machine. --workers is then the number of shards at a time."
-    ),
-)
-
-
-def cluster_executor(address: str | None) -> AbstractContextManager[Executor | None]:
-    """Return a connection to the cluster, whose context is an executor; None without an address."""
-    if address is None:
-        return nullcontext()
-    logging.disable(logging.CRITICAL)  # engines log tracebacks; failures are raised by the work anyway
-    return _ray(address) if address == "auto" or address.startswith("ray://") else _dask(address)
-
-
-@contextmanager
-def _dask(address: str) -> Iterator[Executor]:
-    try:
-        import distributed  # start-up time, and only with the extra dask
-    except ImportError as error:
-        raise MissingExtra.of("--cluster tcp://", "Dask", "dask") from error
-    engine: Any = distributed  # typed only where mypy finds it
-    try:
-        client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
-    except OSError as error:  # a TimeoutError, too
-        raise OperationError(f"no Dask scheduler answers at {address}; check that it is running") from error
-    except ValueError as error:
-        raise UsageError(
-            f"{address} is not a cluster address, such as tcp://host:8786, ray://host:10001 or auto"
-        ) from error
-    try:
-        yield client.get_executor()
-    finally:
-        client.close(timeout=CLOSE_TIMEOUT_S)
-
-
-@contextmanager
-def _ray(address: str) -> Iterator[Executor]:
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray starts a local cluster when this one is lost
-    try:
-        import ray  # start-up time, and only with the extra ray
-    except ImportError as error:
-        raise MissingExtra.of(f"--cluster {address}", "Ray", "ray") from error
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        _knock(address)
-        for pause_s in (1, 3, 0):
-            try:
-                ray.init(address, log_to_driver=False)
-                break
-            except ConnectionAbortedError:  # a young cluster may not serve clients yet
-                if not pause_s:
-                    raise
-                time.sleep(pause_s)
-    except OSError as error:
-        reason = str(error).partition("\n")[0]
-        raise OperationError(
-            f"no Ray cluster answers at {address} ({reason}); check that it is running"
-        ) from error
-    except RuntimeError as error:  # a different version of Ray or Python
-        raise OperationError(f"the Ray cluster at {address} cannot be used: {error}") from error
-    finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray sets its own
-    executor = RayExecutor()
-    try:
-        yield executor
-    except Exception:
-        _disconnect(executor, ray)
-        raise
-    # not when interrupted: a thread of Ray may wait for this one, and the process ends anyway
-    _disconnect(executor, ray)
-
-
-def _disconnect(executor: Executor, engine: Any) -> None:
-    executor.shutdown(wait=False)
-    engine.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Raise OSError if nothing listens at a ``ray://`` address, which Ray would try for half a minute."""
-    if address == "auto":
-        return
-    try:
-        parts = urlsplit(address)
-        place = (parts.hostname or "", parts.port or RAY_PORT)
-    except ValueError as error:
-        raise UsageError(f"{address} is not a cluster address, such as ray://host:{RAY_PORT}") from error
-    socket.create_connection(place, CONNECT_TIMEOUT_S).close()

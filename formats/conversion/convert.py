@@ -34,15 +34,13 @@ from shardprep.formats.conversion.shard import (
     shard_jobs,
 )
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.formats.images.info import ImageFlag, cause_of
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
+from shardprep.formats.images.header import ImageFlag, cause_of
+from shardprep.formats.records.record import MAX_KEY_BYTES, LabelSpace, content_root
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import Progress, count_of, shown
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -59,7 +57,16 @@ from shardprep.formats.shards.columns import (
     table_name,
 )
 from shardprep.formats.shards.in_place import BLOCK_BYTES, IndexedArchive, is_linked, link_archive
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, QUARANTINE_NAME, Manifest
+from shardprep.formats.shards.manifest import (
+    BOXES_NAME,
+    INDEX_NAME,
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    QUARANTINE_NAME,
+    Manifest,
+    index_dtype,
+    kinds_in,
+)
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
@@ -70,7 +77,6 @@ from shardprep.formats.shards.read import (
     read_table,
     table_header,
 )
-from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype, kinds_in
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Entries, Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location

@@ -23,9 +23,9 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.runtime.jobs import JobRunner, ShardCounter
+from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WorkFolder
-from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.sources.source import ByteReader, Problems, SourceOptions
 
 SAMPLE_EVERY = 8  # every 8th image is hashed, to measure how long that takes

@@ -54,9 +54,15 @@ from shardprep.formats.shards.columns import (
     unlisted_columns,
 )
 from shardprep.formats.shards.dataset import open_unreplaced, refuse_folder_of_splits, splits_of
-from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.manifest import (
+    JOINED,
+    MANIFEST_NAME,
+    Manifest,
+    checked_column,
+    checked_index,
+    read_manifest,
+)
 from shardprep.formats.shards.read import Extent
-from shardprep.formats.shards.tables import checked_column, checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
 from shardprep.formats.sources.source import OpeningReader, entry_dtype

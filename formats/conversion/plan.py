@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, SourceDamaged, UsageError
-from shardprep.formats.images.info import DEFAULT_QUALITY, MAX_GROWTH
+from shardprep.formats.images.header import DEFAULT_QUALITY, MAX_GROWTH
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import (
     ARCHIVE_ORDER,
@@ -29,7 +29,7 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.runtime.jobs import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.sizes import checked_int, seed_of
+from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Extent, container

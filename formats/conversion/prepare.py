@@ -29,8 +29,7 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.runtime.progress import Progress, count_of, size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -39,9 +38,8 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
-from shardprep.formats.shards.tables import index_dtype
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions

@@ -34,22 +34,23 @@ from shardprep.formats.records.codecs import (
     refuse_masked,
     refused,
 )
-from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import (
     GIVEN,
     GIVEN_SHUFFLED,
     LAYOUT,
     MAX_KEY_BYTES,
+    SPACES,
+    UNLABELLED,
     ItemForm,
+    LabelSpace,
     is_class_sorted,
 )
 from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
-from shardprep.formats.runtime.processes import packed, unpacked
+from shardprep.formats.runtime.processes import packed, unpacked, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
-from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES, Extent

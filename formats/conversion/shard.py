@@ -17,11 +17,9 @@ from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, c
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
-from shardprep.formats.images.header import begins_as_image, read_image_header
-from shardprep.formats.images.info import NO_IMAGE, ImageInfo
+from shardprep.formats.images.header import NO_IMAGE, ImageInfo, begins_as_image, read_image_header
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.records.record import UNLABELLED, content_digest, record_crc
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import (
     flush_file,
@@ -36,6 +34,7 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.in_place import Region, hash_region
+from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     Extent,
@@ -47,7 +46,6 @@ from shardprep.formats.shards.read import (
     container,
     write_table,
 )
-from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
 

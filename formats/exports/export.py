@@ -25,8 +25,8 @@ from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import Job, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
-from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.sizes import checked_int
+from shardprep.formats.runtime.processes import usable_cpus
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     differences,
@@ -37,7 +37,6 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
     shards_kept,
 )
-from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import Extent, FileEntry, Rows

@@ -30,7 +30,7 @@ from shardprep.formats.exports.format import (
     repeated,
     suffix_of,
 )
-from shardprep.formats.images.info import kind_of
+from shardprep.formats.images.header import kind_of
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
 from shardprep.formats.shards.read import FileEntry, Rows

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.info import kind_of
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.images.header import kind_of
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import hash_file, publishing
 from shardprep.formats.shards.columns import SIDES

@@ -22,8 +22,7 @@ from shardprep.formats.exports.format import (
     suffix_of,
     without_suffix,
 )
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import kind_of
+from shardprep.formats.images.header import kind_of, read_image_header
 from shardprep.formats.shards.read import Rows
 
 BLOCK = 512

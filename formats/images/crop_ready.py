@@ -31,11 +31,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, OperationError
-from shardprep.formats.images.decode import Encoded, decode
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import DEFAULT_QUALITY, MAX_GROWTH, ImageFlag, ImageInfo
-from shardprep.formats.images.kinds import MAX_MARKERS, marker_segments
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import Encoded, cv2, decode
+from shardprep.formats.images.header import (
+    DEFAULT_QUALITY,
+    MAX_GROWTH,
+    MAX_MARKERS,
+    ImageFlag,
+    ImageInfo,
+    marker_segments,
+    read_image_header,
+)
 from shardprep.formats.runtime.files import memory_file
 
 

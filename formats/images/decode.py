@@ -7,6 +7,7 @@ evaluated with the other silently loses accuracy. Canaries, small images shipped
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -18,9 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.info import MAX_PIXELS
-from shardprep.formats.images.kinds import PNG_SIGNATURE, without_animation
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.header import MAX_PIXELS, PNG_SIGNATURE, without_animation
+
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
+
+import cv2
+
+# Other packages, such as opencv-python, install a cv2 in the same place, of which pip checks no version.
+if tuple(map(int, cv2.__version__.split(".")[:2])) < (4, 12):
+    raise ImportError(
+        f"OpenCV {cv2.__version__} decodes truncated images without an error: uninstall other packages of OpenCV, "
+        "and install opencv-python-headless 4.12 or newer"
+    )
+
+__all__ = ["cv2"]
+
 
 Encoded = bytes | bytearray | memoryview
 

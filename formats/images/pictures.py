@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage, printable
-from shardprep.formats.images.decode import decode
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import ImageFlag, kind_of
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import cv2, decode
+from shardprep.formats.images.header import ImageFlag, kind_of, read_image_header
 
 MEDIA_TYPES = {"JPEG": "jpeg", "PNG": "png", "WebP": "webp", "GIF": "gif", "AVIF": "avif"}
 """The media types of the kinds that browsers show."""

@@ -28,7 +28,7 @@ from shardprep.formats.records.codecs import (
     refuse_masked,
     refused,
 )
-from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.files import cached_property
 
 PLAIN: dict[str, Codec] = {
     "image": ImageCodec(),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import png_of
-from shardprep.formats.images.info import EXTREME_ASPECT, KINDS as IMAGE_KINDS, ImageFlag
+from shardprep.formats.images.header import EXTREME_ASPECT, KINDS as IMAGE_KINDS, ImageFlag
 from shardprep.formats.reports.duplicates import (
     DISTANCE,
     EQUAL_BYTES,
@@ -28,9 +28,8 @@ from shardprep.formats.reports.duplicates import (
 )
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.sizes import count_of, round_step
-from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
+from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
+from shardprep.formats.runtime.progress import Progress, count_of, round_step, shown
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows

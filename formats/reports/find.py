@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, DataError, UsageError
 from shardprep.formats.images.crop_ready import grid_of
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
 from shardprep.formats.runtime.files import naming, save_bytes, user_path, user_paths
+from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"

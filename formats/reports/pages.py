@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of, round_step, size as size_text
+from shardprep.formats.runtime.progress import count_of, round_step, size as size_text
 
 
 def shown_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:

@@ -16,12 +16,10 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
-from shardprep.formats.images.decode import REDUCED, crashes_decoder, decode
-from shardprep.formats.images.kinds import JPEG_SIGNATURE
-from shardprep.formats.images.opencv import cv2
-from shardprep.formats.runtime.processes import use_one_thread
+from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decode
+from shardprep.formats.images.header import JPEG_SIGNATURE
+from shardprep.formats.runtime.processes import ChildDied, WorkerPool, use_one_thread
 from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.runtime.workers import ChildDied, WorkerPool
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import FileEntry, Rows, Shard
 from shardprep.formats.verification.checks import stderr_in

@@ -1,4 +1,4 @@
-"""Files: atomic writes, reads at offsets, and opening without following links.
+"""Files: atomic writes, reads at offsets, opening without following links, owners of descriptors and locks.
 
 All disk access goes through here, so a full disk, a changed file or a bad path raises one of this package's
 errors.
@@ -12,8 +12,11 @@ Only an empty read means the end of the file.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
+import fcntl
+import functools
 import gzip
 import hashlib
 import os
@@ -21,23 +24,191 @@ import re
 import secrets
 import stat
 import sys
+import threading
+import weakref
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, SupportsIndex, TypeVar, overload
 
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
+    NotCopyable,
     OperationError,
     ShardprepError,
     SourceDamaged,
     UnknownVersion,
     UsageError,
 )
-from shardprep.formats.runtime.owned import Descriptor, Owned
+
+T = TypeVar("T")
+
+
+class cached_property(functools.cached_property[T]):  # noqa: N801 - it replaces the standard one
+    """``functools.cached_property`` of Python 3.12, for earlier versions.
+
+    These hold one lock for all objects while they compute a value: a process forked in the meantime would
+    wait for it forever. Without it, two threads may compute the same value.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        value = vars(instance)[str(self.attrname)] = self.func(instance)
+        return value
+
+
+class Closable:
+    """Base of what a context closes at its end."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Owned:
+    """Base of owners, which cannot be copied: ``copy`` and ``pickle`` raise NotCopyable at once.
+
+    ``instead`` is the error's advice. In a forked copy of the process that made it, an owner must not be
+    used, and releases nothing.
+    """
+
+    instead: ClassVar[str] = "make a new one where it is needed"
+
+    _pid: int
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        owner = super().__new__(cls)
+        object.__setattr__(owner, "_pid", os.getpid())  # subclasses may be frozen dataclasses
+        return owner
+
+    @property
+    def made_here(self) -> bool:
+        """Whether this process made the object, not one that it was forked from."""
+        return self._pid == os.getpid()
+
+    def refuse_forked(self, name: str) -> None:
+        """Raise UsageError, which calls this ``name``, in a forked copy of the process that made it."""
+        if not self.made_here:
+            raise UsageError(f"this {name} belongs to the process that forked this one; make another")
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
+        raise not_copyable(self, self.instead)
+
+
+def not_copyable(owner: object, instead: str) -> NotCopyable:
+    return NotCopyable(
+        f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
+        f"{instead}"
+    )
+
+
+class Descriptor(Owned):
+    """A descriptor that is closed once, at the latest by its finalizer, and only in the opening process.
+
+    In a forked copy of that process the number may belong to another file, because a daemon closes all
+    inherited descriptors. Closing takes no lock.
+    """
+
+    _number = -1
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        """Return the descriptor's number; -1 once it is closed."""
+        return self._number
+
+    def close(self) -> None:
+        """Close the descriptor, unless this process is a forked copy. Idempotent."""
+        number, self._number = self._number, -1
+        if number >= 0 and self.made_here:
+            os.close(number)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()
+
+
+def _close_inherited_locks() -> None:
+    """In a forked copy of this process, close the locks, which it would hold for as long as it lives."""
+    for lock in _locks:
+        number, lock._number = lock._number, -1  # the number may be reused from here on
+        with suppress(OSError):
+            os.close(number)
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+class LockDescriptor(Descriptor):
+    """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        _locks.add(self)
+
+    def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
+        """Take or convert the lock, by default waiting for others; return whether it is held.
+
+        Converting a lock is not atomic: another process may hold it in between.
+        """
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        with suppress(BlockingIOError):
+            fcntl.flock(self.fileno(), kind if wait else kind | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
+        if self.fileno() >= 0 and self.made_here:
+            fcntl.flock(self.fileno(), fcntl.LOCK_UN)
+        super().close()
+
+
+class CollectedEnd(Owned):
+    """Calls ``end`` once: when this is called, when ``owner`` is garbage-collected, or at program exit.
+
+    Garbage collection may run in any thread, even one that holds a lock that ``end`` waits for, so it calls
+    ``end`` in a new thread. ``end`` must not refer to the owner.
+    """
+
+    def __init__(self, owner: object, end: Callable[[], object]) -> None:
+        self._end = end
+        self._finalizer = weakref.finalize(owner, _collected, end)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._finalizer.alive
+
+    def __call__(self) -> None:
+        if self._finalizer.detach():
+            self._end()
+
+
+def _collected(end: Callable[[], object]) -> None:
+    if threading.main_thread().is_alive():
+        _thread.start_new_thread(end, ())  # unlike threading.Thread, it takes no locks
+    else:  # at program exit, in the main thread, which threading counts as ended
+        end()
+
 
 MFD_CLOEXEC = 1  # of Linux's memfd.h
 
@@ -458,3 +629,51 @@ def redacted(text: str) -> str:
     '…@host/train;…'
     """
     return _SECRETS.sub(lambda found: f"{found[0][0]}…" if found[0][0] in "?#;" else "…@", text)
+
+
+MAX_BYTES = 1 << 14  # of a key file, which has about 300
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """The two files of a key pair, and the public key's fingerprint, for comparing it by eye."""
+
+    secret: Path
+    public: Path
+    fingerprint: str
+
+
+def fingerprint(public: bytes) -> str:
+    """Return 16 hexadecimal digits that identify a public key."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def save_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwrite: bool) -> None:
+    """Write both files of a key pair. Raises UsageError if one exists, unless it may be overwritten."""
+    for file, _ in (secret, public):
+        if not overwrite and os.path.lexists(file):
+            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
+    # the public one first: if it cannot be written, an earlier secret key is still there
+    save_bytes(*public, mode=0o644)
+    save_bytes(*secret, mode=0o600)
+
+
+def read_key(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
+    """Read a file, and return its status, too: it cannot be replaced between the two.
+
+    Raises OperationError with the ``advice`` if it cannot be read, UsageError if it cannot be a key's.
+    """
+    try:
+        descriptor = os.open(path, OPEN_FLAGS)
+    except OSError as error:
+        raise OperationError(f"{error.strerror}; {advice}", path=path) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError("is not a regular file; name the key file itself", path=path)
+        data = os.read(descriptor, MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"has more than {MAX_BYTES} bytes, so it is not a key file", path=path)
+    return data, status

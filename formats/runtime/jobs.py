@@ -26,11 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError, WorkerDied
-from shardprep.formats.runtime.files import naming
-from shardprep.formats.runtime.owned import Descriptor, Owned
-from shardprep.formats.runtime.progress import NoProgress, Progress, tell_shards
-from shardprep.formats.runtime.sizes import checked_int
-from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
+from shardprep.formats.runtime.files import Descriptor, Owned, naming
+from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
+from shardprep.formats.runtime.progress import NoProgress, Progress, checked_int, tell_shards
 
 COUNTERS_NAME = "counters"
 POLL_INTERVAL_S = 0.2

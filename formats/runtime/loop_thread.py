@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.files import Owned
 
 POLL_INTERVAL_S = 0.1
 

@@ -25,9 +25,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import flush_file, no_space, publish_bytes
+from shardprep.formats.runtime.files import LockDescriptor, Owned, flush_file, no_space, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
-from shardprep.formats.runtime.owned import LockDescriptor, Owned
 
 WORK_FOLDER_NAME = ".prep"
 PLAN_NAME = "plan.json"

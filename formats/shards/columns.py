@@ -21,9 +21,9 @@ from blake3 import blake3
 
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import (
     NO_COLUMNS,
+    UNLABELLED,
     ColumnRecord,
     ColumnValues,
     Record,
@@ -31,10 +31,8 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.files import flush_file
+from shardprep.formats.runtime.files import Owned, cached_property, flush_file
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,

@@ -20,22 +20,28 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError, printable
-from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.images.header import ImageFlag
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import Record, check_transform
+from shardprep.formats.records.record import LabelSpace, Record, check_transform
 from shardprep.formats.records.schema import Schema
-from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Closable
+from shardprep.formats.runtime.files import Closable, cached_property, user_path
 from shardprep.formats.runtime.processes import use_one_thread
-from shardprep.formats.runtime.sizes import takes
+from shardprep.formats.runtime.progress import takes
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
-from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.manifest import (
+    COLLECTION_NAME,
+    INDEX_NAME,
+    MANIFEST_NAME,
+    Manifest,
+    box_columns,
+    box_table,
+    checked_boxes,
+    checked_index,
+    read_manifest,
+)
 from shardprep.formats.shards.read import LOCAL, LocalFiles, Rows, Shard
-from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
 
 _CROP_READY = int(ImageFlag.CROP_READY)
 

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.runtime.files import naming
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.files import Owned, naming
 from shardprep.formats.shards.read import (
     Addresses,
     Container,

@@ -13,9 +13,10 @@ import hashlib
 import os
 import re
 import stat
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
@@ -25,12 +26,20 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged, ShardDamaged, UsageError
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, OperationError, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_file, naming, read_at, read_into
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Closable, Descriptor, Owned
-from shardprep.formats.runtime.seal import Seal
+from shardprep.formats.runtime.files import (
+    OPEN_FLAGS,
+    Closable,
+    Descriptor,
+    Owned,
+    cached_property,
+    hash_file,
+    naming,
+    publish_bytes,
+    read_at,
+    read_into,
+)
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 
@@ -464,3 +473,57 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
+
+
+LEAST_BYTES = 16 << 20  # fewer are hashed in 10 ms
+YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
+
+
+def seals_folder() -> Path:
+    """Return the folder of this user's seals, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep/seals"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The seal of a file verified against the digest ``root``; ``status`` is from before it was read."""
+
+    status: os.stat_result
+    root: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the file was verified before against ``root``, and has not changed since."""
+        with suppress(OSError, RuntimeError):
+            return self._path.read_bytes() == self._text
+        return False
+
+    def keep(self, status: os.stat_result) -> bool:
+        """Store the seal of a verified file; return whether that succeeded.
+
+        ``status`` is the file's status after it was read. A file that changed in the meantime or just before
+        gets no seal, nor does one smaller than LEAST_BYTES.
+        """
+        if self.status.st_size < LEAST_BYTES or self._is_young or Seal(status, self.root)._text != self._text:
+            return False
+        with suppress(OSError, RuntimeError, OperationError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish_bytes(self._path, self._text, self._path.parent)
+            return True
+        return False
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether a change now could leave the file's times unchanged; also true for future times."""
+        return time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns) < YOUNG_NS
+
+    @property
+    def _path(self) -> Path:
+        return seals_folder() / f"{self.status.st_dev:x}-{self.status.st_ino:x}.json"
+
+    @property
+    def _text(self) -> bytes:
+        found = self.status
+        numbers = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, numbers))}\n".encode()

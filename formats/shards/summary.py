@@ -10,7 +10,7 @@ import numpy as np
 
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
-from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
+from shardprep.formats.images.header import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import ARCHIVE_NAME, place_of

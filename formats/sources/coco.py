@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.codecs import no_constant
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key

@@ -1,26 +1,40 @@
-"""The development kit of ILSVRC12, with a reader of its MATLAB file.
+"""The files beside ILSVRC12's images: boxes in XML, and the development kit, whose MATLAB file is read here.
 
-It reads a struct array in a little-endian MATLAB 5 file (MAT-File Format, chapter 1). scipy can read more,
-but crashes on some damaged files.
+The reader takes a struct array in a little-endian MATLAB 5 file (MAT-File Format, chapter 1). scipy can read
+more, but crashes on some damaged files.
 """
 
 from __future__ import annotations
 
+import csv
+import math
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path, PurePosixPath
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
 
-from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.labels import MAX_WORDS, LabelSpace
+from shardprep.formats.errors import LabelConflict, SourceDamaged
+from shardprep.formats.records.record import MAX_KEY_BYTES, MAX_WORDS, UNLABELLED, LabelSpace
 from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
-from shardprep.formats.sources.listing import read_small_file
+from shardprep.formats.shards.read import Rows
+from shardprep.formats.sources.listing import (
+    GrowingTable,
+    official_key,
+    read_small_file,
+    text_lines,
+)
+from shardprep.formats.sources.source import BOX_ROW
 from shardprep.formats.sources.tar import walk
+from shardprep.formats.sources.trees import files_below, refuse_links
 
 MAX_INFLATED_BYTES = 8 << 20  # the 1,860 official synsets take about 1 KB each
 MAX_FIELDS = 1 << 8  # of a struct; the official file has 8
@@ -32,7 +46,7 @@ _STRUCT, _CHAR, _NUMERIC = 2, 4, range(6, 16)  # table 1-3, array types
 Value = str | int | float | None
 
 
-Element = tuple[int, bytes]
+MatElement = tuple[int, bytes]
 """A data type and data."""
 
 
@@ -57,7 +71,7 @@ def _inflated(data: bytes) -> bytes:
     return inflated
 
 
-def _elements(data: bytes) -> list[Element]:
+def _elements(data: bytes) -> list[MatElement]:
     """Return the elements, each a tag and data, padded to 8 bytes; small ones have both in 8 bytes."""
     at, found = 0, []
     while at < len(data):
@@ -71,12 +85,12 @@ def _elements(data: bytes) -> list[Element]:
     return found
 
 
-def _parts(element: Element) -> list[Element]:
+def _parts(element: MatElement) -> list[MatElement]:
     """Return the elements of an array; empty for any other kind."""
     return _elements(element[1]) if element[0] == _MATRIX else []
 
 
-def _rows(parts: list[Element]) -> list[dict[str, Value]]:
+def _rows(parts: list[MatElement]) -> list[dict[str, Value]]:
     """Return the rows; the parts are flags, dimensions, name, length of field names, field names, values."""
     width, raw, values = _number(parts[3]), parts[4][1], parts[5:]
     if _class_of(parts) != _STRUCT or not isinstance(width, int) or not 0 < len(raw) <= width * MAX_FIELDS:
@@ -88,7 +102,7 @@ def _rows(parts: list[Element]) -> list[dict[str, Value]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*[fields] * len(names), strict=True)]
 
 
-def _value(element: Element) -> Value:
+def _value(element: MatElement) -> Value:
     parts = _parts(element)
     if len(parts) != 4:  # flags, dimensions, name, data; complex numbers and structs have more
         return None
@@ -98,11 +112,11 @@ def _value(element: Element) -> Value:
     return _number(parts[3]) if array_class in _NUMERIC else None
 
 
-def _class_of(parts: list[Element]) -> int:
+def _class_of(parts: list[MatElement]) -> int:
     return parts[0][1][0] if parts[0][1] else -1
 
 
-def _number(element: Element) -> int | float | None:
+def _number(element: MatElement) -> int | float | None:
     """Return the value of an element with exactly one number, else None."""
     kind, data = element
     is_one = kind in _NUMBERS and len(data) == np.dtype(_NUMBERS[kind]).itemsize
@@ -181,3 +195,253 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
     if not ids or sorted(ids.values()) != [*range(1, len(ids) + 1)]:
         raise ValueError(f"the ILSVRC2012_IDs in {META} are not 1 to their number")
     return LabelSpace.of(words, words=words, ids=ids), images
+
+
+VAL_IMAGES = 50_000
+FIRST_VAL = "ILSVRC2012_val_00000001"
+FIRST_VAL_LABEL = 65  # n01751748, sea snake; its ILSVRC2012_ID is 490, so this tells labels from ids
+WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
+_ADVICE = "download it again"
+_CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
+_KAGGLE_HEAD = "ImageId,PredictionString"
+_KAGGLE_LINE = re.compile(r"([^,]+),(\S+)[^,]*")  # the rest of the prediction is boxes
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The labels of val by file and image (stem), in sorted_wnid0."""
+
+    said: Mapping[str, Mapping[str, int]]
+    space: LabelSpace
+
+    @property
+    def images(self) -> list[str]:
+        """The validation images (stems, sorted) with a label in any file."""
+        return sorted({image for labels in self.said.values() for image in labels})
+
+    def label_of(self, image: str, folder: str | None = None) -> int:
+        """Return the label on which all files and the image's ``folder`` agree. Raises LabelConflict."""
+        said = {name: labels.get(image) for name, labels in self.said.items()}
+        if folder is not None:
+            said["its folder"] = self.space.label_of[folder]
+        label, *others = {*said.values()}
+        if label is None or others:
+            every = ", ".join(
+                f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
+                for name, one in said.items()
+            )
+            raise LabelConflict(f"{every}; remove the wrong one", key=image)
+        return label
+
+
+def check_first_label(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
+    """Raise LabelConflict if the ``first`` label of the official validation images is of another space."""
+    if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
+        raise LabelConflict(
+            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "
+            "another label space, or to other images",
+            key=FIRST_VAL,
+        )
+
+
+def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
+    """Read labels by image from ``LOC_val_solution.csv`` or Caffe's ``val.txt``. Raises DataError."""
+    is_caffe, found = path.suffix == ".txt", dict[str, int]()
+    with foreign_file(path, _ADVICE):
+        lines = text_lines(path)
+        if not is_caffe:
+            lines = [",".join(cells) for cells in csv.reader(lines)]
+        for line in filter(_KAGGLE_HEAD.__ne__, lines):
+            match = (_CAFFE_LINE if is_caffe else _KAGGLE_LINE).fullmatch(line.strip())
+            if match is None or match[1] in found:
+                raise ValueError(
+                    f"the line {line[:200]!r} is not an image and its label, or the image occurs twice"
+                )
+            label = int(match[2]) if is_caffe else space.label_of.get(match[2], len(space))
+            if label >= len(space):
+                unknown = f"says {match[2]}, which is none of the {len(space)} classes"
+                raise LabelConflict(unknown, path=path, key=match[1])
+            found[match[1]] = label
+    return found
+
+
+@dataclass(frozen=True)
+class AnnotationFiles:
+    """The annotation files in a folder, if any, read at first use, which raises DataError and OSError."""
+
+    folder: Path | None
+
+    def path(self, *names: str) -> Path | None:
+        """Return the path of the first of these files that exists."""
+        paths = [self.folder / name for name in names] if self.folder else []
+        return next((path for path in paths if path.exists()), None)
+
+    @cached_property
+    def devkit(self) -> Devkit | None:
+        path = self.path(*FORMS)
+        return read_devkit(path) if path else None
+
+    @cached_property
+    def space(self) -> LabelSpace | None:
+        """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
+        mapped: dict[str, str] = {}
+        if path := self.path("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
+            with foreign_file(path, _ADVICE):
+                pairs = [line.partition(" ") for line in text_lines(path) if line]
+                mapped = {wnid: words.strip() for wnid, _, words in pairs}
+                lengths = map(len, mapped.values())
+                if len(mapped) < len(pairs) or not all(0 < length <= MAX_WORDS for length in lengths):
+                    odd = f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
+                    raise ValueError(odd)
+        if self.devkit is None:
+            return LabelSpace.of(mapped, mapped) if mapped else None
+        differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
+        if differing:
+            raise LabelConflict(
+                f"the devkit has different classes: {differing[0]} is in only one of them; remove one",
+                path=path,
+            )
+        return self.devkit.classes
+
+    def ground_truth(self, space: LabelSpace) -> GroundTruth:
+        """Return the labels of val in all files; ``space`` is the devkit's if there is one."""
+        said: dict[str, Mapping[str, int]] = {}
+        if self.devkit:  # line i is for image number i
+            numbers = enumerate(self.devkit.ground_truth, start=1)
+            said["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
+        for name in ("LOC_val_solution.csv", "val.txt"):
+            path = self.path(name)
+            if path and (name != "val.txt" or _is_caffe(path)):
+                said[name] = read_labels(path, space)
+        for name, labels in said.items():
+            check_first_label(space, len(labels), labels.get(FIRST_VAL), name)
+        return GroundTruth(said, space)
+
+    @property
+    def train_images(self) -> Mapping[str, int]:
+        """The expected number of training images per class; empty if no file states it."""
+        return self.devkit.train_images if self.devkit else self.image_set("train")
+
+    def image_set(self, split: str) -> Counter[str]:
+        """Count the lines of Kaggle's list by the text before the first slash, for train the class."""
+        path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{'train_cls' if split == 'train' else split}.txt")
+        if path is None or not path.is_file():
+            return Counter()
+        lines = BytesIO(read_small_file(path))
+        return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
+
+
+def _is_caffe(path: Path) -> bool:
+    """Whether a file begins like Caffe's: other datasets also have a ``val.txt``."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
+
+
+MAX_XML_BYTES = 1 << 20
+_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
+MAX_BOXES_BYTES = 4 << 30  # inflated; the 544,546 small files of train take about 1 GB
+_KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+class _Builder(TreeBuilder):
+    def doctype(self, *_: object) -> None:
+        """Refuse a DOCTYPE: only it can declare entities, which may expand without limit or read files."""
+        raise ValueError("it has a DOCTYPE, which annotations may not have")
+
+
+def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, float, float]]:
+    """Yield the class and sides of each object, in order, except those wholly outside the image.
+
+    The class in the image's key, if any, replaces names that are not wnids. Raises ValueError for other data.
+    """
+    own_class = key.partition("/")[0] if "/" in key else None
+    parser = XMLParser(target=_Builder())  # noqa: S314 - without a DOCTYPE there are no entities
+    try:
+        parser.feed(data)
+        root: Element = parser.close()
+    except (ParseError, LookupError) as error:  # LookupError for an encoding unknown to Python
+        raise ValueError(f"it is not well-formed XML ({error})") from error
+    width, height = _side(root, "size/width"), _side(root, "size/height")
+    if width <= 0 or height <= 0:
+        raise ValueError("its displayed size is not positive")
+    for element in root.iterfind("object"):
+        x_min, x_max = _extent(element, "x", width)
+        y_min, y_max = _extent(element, "y", height)
+        if x_min < x_max and y_min < y_max:
+            name = (element.findtext("name") or "").strip()
+            if not WNID.fullmatch(name):
+                name = own_class or _KNOWN_WORDS.get(name, name)
+            yield name, x_min, y_min, x_max, y_max
+
+
+def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
+    """Return the lower and upper end as fractions within the image; they may be swapped in the XML."""
+    ends = (_side(element, f"bndbox/{axis}{end}") / whole for end in ("min", "max"))
+    low, high = sorted(min(max(end, 0.0), 1.0) for end in ends)
+    return low, high
+
+
+def _side(element: Element, path: str) -> float:
+    text = element.findtext(path)
+    value = math.nan if text is None else float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"its {path} is missing or not a number")
+    return value
+
+
+def find_boxes(folder: Path, split: str) -> Path | None:
+    """Return the path of a split's boxes of ILSVRC12's images, or None. Raises SourceDamaged for links."""
+    kaggle = [folder / top / split for top in _KAGGLE]
+    named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
+    for path in (*kaggle, *named) if split != "test" else ():
+        if path.name.endswith(_ARCHIVES):
+            return path
+        if path.is_dir():
+            refuse_links(folder, path)
+            first = next((file for file in files_below(path) if file.path.endswith(".xml")), None)
+            if first and official_key(Path(first.path).stem):
+                return path
+    return None
+
+
+def read_boxes(path: Path, labels: LabelSpace) -> Rows:
+    """Return the boxes as rows of BOX_ROW, sorted by key, and within an image in the order of its XML.
+
+    Raises SourceDamaged for a damaged archive or XML, two XMLs of one image, and an XML that is not named
+    after an image; the ``<filename>`` in it is often wrong and ignored.
+    """
+    table, annotated = GrowingTable(BOX_ROW), set[str]()
+    for place, stem, data in _xmls(path):
+        with foreign_file(place, "copy it again, or remove it"):
+            key = official_key(stem)
+            if key is None or len(key) > MAX_KEY_BYTES:
+                raise ValueError("it is not named after an image of ILSVRC12")
+            boxes = [*parse_box_xml(data, key)]
+        if boxes and key in annotated:
+            raise SourceDamaged("two XML files annotate this image; remove one", path=path, key=key)
+        for name, *sides in boxes:
+            annotated.add(key)
+            table.append((key.encode(), 0, labels.label_of.get(name, UNLABELLED), *sides))
+    rows = table.finish()
+    return rows[np.argsort(rows["key"], kind="stable")]
+
+
+def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the location, stem and bytes of each XML in a folder or an archive."""
+    if path.is_dir():
+        for file in files_below(path):
+            if file.path.endswith(".xml"):
+                data = read_small_file(path / file.path, MAX_XML_BYTES)
+                yield str(path / file.path), Path(file.path).stem, data
+        return
+    opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
+    with opened as archive:
+        for member in walk(archive.read_at, archive=str(path), end=archive.end):
+            if member.name.endswith(".xml"):
+                place = f"{path}: {member.name}"
+                if member.size > MAX_XML_BYTES:
+                    raise SourceDamaged(f"has {member.size} bytes, too many for an annotation", path=place)
+                yield place, Path(member.name).stem, archive.read_at(member.size, member.offset)

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
-from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
+from shardprep.formats.records.record import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.annotations import (
+from shardprep.formats.sources.devkit import (
     FIRST_VAL,
+    FORMS,
     WANTED_FOR_VAL,
     AnnotationFiles,
     GroundTruth,
@@ -30,7 +31,6 @@ from shardprep.formats.sources.annotations import (
     find_boxes,
     read_boxes,
 )
-from shardprep.formats.sources.devkit import FORMS
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import (

@@ -15,8 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
-from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+from shardprep.formats.records.record import (
+    MAX_IMAGE_BYTES,
+    MAX_KEY_BYTES,
+    MAX_WORDS,
+    UNLABELLED,
+    LabelSpace,
+    official_words,
+)
 from shardprep.formats.runtime.files import foreign_file, naming, open_regular, publishing
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype

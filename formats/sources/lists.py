@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import Classes, EntryTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (

@@ -16,8 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, LabelSpace
 from shardprep.formats.records.schema import PLAIN, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key

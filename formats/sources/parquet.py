@@ -18,11 +18,10 @@ import numpy as np
 
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import ArrayCodec, BadValue
-from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file
-from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.runtime.workers import Child, ChildDied
+from shardprep.formats.runtime.files import ArchiveFile, Owned, foreign_file
+from shardprep.formats.runtime.processes import Child, ChildDied
 from shardprep.formats.sources.listing import Classes, official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,

@@ -19,11 +19,10 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.images.header import is_image_file
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, UNLABELLED
 from shardprep.formats.records.schema import RESERVED, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,

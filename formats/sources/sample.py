@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.records.labels import official_words
+from shardprep.formats.records.record import official_words
 from shardprep.formats.runtime.files import naming, user_path
 from shardprep.formats.runtime.progress import NoProgress, Progress
 
@@ -151,7 +151,7 @@ class Album:
     def __init__(self, on_draw: Callable[[], None]) -> None:
         import cv2  # start-up time, here and below
 
-        folder = resources.files("shardprep.formats.data.photographs")
+        folder = resources.files("shardprep.formats") / "data/photographs"
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         self.cmyk, self.on_draw = files.pop("cmyk.jpg"), on_draw
         self.photographs = [

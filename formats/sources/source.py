@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError, UsageError, printable
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows

@@ -23,9 +23,8 @@ from zlib import adler32
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, Identity, Owned, ReadAt, foreign_file
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
 from shardprep.formats.storage.archive import HEADERS_AT_ONCE, PIECE_BYTES, RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES, TextCodec
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.shards.columns import SIDES

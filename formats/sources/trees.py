@@ -16,8 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, read_at
-from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, naming, read_at
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
 IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX")

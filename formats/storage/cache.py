@@ -28,13 +28,19 @@ from shardprep.formats.errors import (
     SourceDamaged,
     UsageError,
 )
-from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, no_space, user_path
+from shardprep.formats.runtime.files import (
+    Closable,
+    LockDescriptor,
+    Owned,
+    hash_descriptor,
+    naming_full_disk,
+    no_space,
+    user_path,
+)
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
-from shardprep.formats.runtime.owned import Closable, LockDescriptor, Owned
 from shardprep.formats.shards.dataset import Dataset, RecordSet
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.manifest import INDEX_NAME, Manifest
 from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles
-from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache_folder import (
     PATIENCE_S,
     ArrivingFile,

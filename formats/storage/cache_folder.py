@@ -33,6 +33,9 @@ from shardprep.formats.errors import ManifestDamaged, OperationError, UsageError
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
+    Descriptor,
+    LockDescriptor,
+    Owned,
     filesystem_type,
     naming,
     publish_bytes,
@@ -40,7 +43,6 @@ from shardprep.formats.runtime.files import (
     unfinished,
     write_at,
 )
-from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import FileEntry

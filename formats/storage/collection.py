@@ -22,7 +22,14 @@ from shardprep.formats.errors import (
     UnknownVersion,
     UsageError,
 )
-from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
+from shardprep.formats.runtime.files import (
+    cached_property,
+    publish_bytes,
+    read_at,
+    read_into,
+    user_path,
+    user_paths,
+)
 from shardprep.formats.runtime.json_record import (
     SHA256,
     canonical_json,
@@ -30,8 +37,6 @@ from shardprep.formats.runtime.json_record import (
     parse_canonical_json,
     sha256_of,
 )
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.seal import Seal
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
     Dataset,
@@ -41,9 +46,17 @@ from shardprep.formats.shards.dataset import (
     is_collection,
     refuse_folder_of_splits,
 )
-from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, ROOT, Manifest, read_manifest
-from shardprep.formats.shards.read import Rows, published_file, read_small
-from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype
+from shardprep.formats.shards.manifest import (
+    COLLECTION_NAME,
+    INDEX_NAME,
+    MANIFEST_NAME,
+    ROOT,
+    Manifest,
+    checked_index,
+    index_dtype,
+    read_manifest,
+)
+from shardprep.formats.shards.read import Rows, Seal, published_file, read_small
 from shardprep.formats.storage.open import cached_place, open_dataset
 
 

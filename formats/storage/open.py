@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import byte_count, checked_int
+from shardprep.formats.runtime.progress import byte_count, checked_int
 from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
 from shardprep.formats.storage.store import Location, path_or_place
 

@@ -20,9 +20,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import flush_file, redacted, user_path
+from shardprep.formats.runtime.files import Owned, flush_file, redacted, user_path
 from shardprep.formats.runtime.loop_thread import in_thread
-from shardprep.formats.runtime.owned import Owned
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta

@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
+from shardprep.formats.runtime.files import (
+    OPEN_FLAGS,
+    LockDescriptor,
+    Owned,
+    cached_property,
+    naming,
+    publish,
+    read_at,
+    write_at,
+)
 from shardprep.formats.runtime.json_record import FILE_NAME
-from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
-from shardprep.formats.runtime.owned import LockDescriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
 from shardprep.formats.runtime.work_folder import noting_kept
 from shardprep.formats.shards.dataset import USUAL_ORDER

@@ -17,9 +17,9 @@ from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
-from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RemoteFolder, RetryPolicy, StoredFile, refuse_server

@@ -27,13 +27,13 @@ from shardprep.formats.errors import (
 )
 from shardprep.formats.images.crop_ready import marked
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import NO_IMAGE, ImageFlag
+from shardprep.formats.images.header import NO_IMAGE, ImageFlag, read_image_header
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED
 from shardprep.formats.records.record import (
     MAX_SEED,
+    OFFICIAL_IMAGES,
     ORDERS,
+    UNLABELLED,
     content_digest,
     is_class_sorted,
     permutation,
@@ -42,10 +42,10 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
-from shardprep.formats.runtime.workers import ChildDied, WorkerPool
+from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
 from shardprep.formats.shards.in_place import Region, changed_in, hash_region
-from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
+from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest, index_row, kinds_in
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
@@ -57,7 +57,6 @@ from shardprep.formats.shards.read import (
     read_small,
     table_header,
 )
-from shardprep.formats.shards.tables import index_row, kinds_in
 
 NO_MEMORY = "there is not enough memory; use fewer workers"
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged, UsageError
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.jobs import (
@@ -27,26 +27,24 @@ from shardprep.formats.runtime.jobs import (
     other_machine,
     refuse_other_versions,
 )
+from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
-from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.in_place import changed_in, hash_region
 from shardprep.formats.shards.manifest import (
+    BOXES_NAME,
+    INDEX_NAME,
     MANIFEST_NAME,
     PROVENANCE_NAME,
     QUARANTINE_NAME,
     Manifest,
-    read_manifest,
-)
-from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, place_of
-from shardprep.formats.shards.tables import (
-    BOXES_NAME,
-    INDEX_NAME,
     checked_boxes,
     checked_column,
     checked_index,
+    read_manifest,
 )
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, place_of
 from shardprep.formats.verification.checks import (
     CheckResult,
     FileCheck,

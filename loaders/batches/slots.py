@@ -17,9 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import memory_file
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.files import Descriptor, cached_property, memory_file
 from shardprep.loaders.batches.pickling import (
     Memory,
     PickledValue,

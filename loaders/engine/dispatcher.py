@@ -19,9 +19,8 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import WorkerDied, printable
-from shardprep.formats.runtime.owned import Descriptor
-from shardprep.formats.runtime.processes import SpawnedProcess
-from shardprep.formats.runtime.workers import START_TIMEOUT_S, not_ready
+from shardprep.formats.runtime.files import Descriptor
+from shardprep.formats.runtime.processes import START_TIMEOUT_S, SpawnedProcess, not_ready
 from shardprep.loaders.batches.pickling import Memory, PickledValue
 from shardprep.loaders.batches.slots import RowForm, SlotRing
 from shardprep.loaders.engine.leases import (

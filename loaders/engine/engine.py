@@ -16,9 +16,8 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
-from shardprep.formats.runtime.owned import Closable, Owned
-from shardprep.formats.runtime.processes import refuse_in_main_import
-from shardprep.formats.runtime.workers import CRASHES
+from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (

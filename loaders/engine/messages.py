@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.files import Descriptor
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
     Memory,

@@ -13,8 +13,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import memory_file, read_at
-from shardprep.formats.runtime.owned import Descriptor
+from shardprep.formats.runtime.files import Descriptor, memory_file, read_at
 from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
 from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.batches.slots import INPUTS, SlotRing

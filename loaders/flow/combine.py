@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import seed_of
+from shardprep.formats.runtime.progress import seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import UNKNOWN, Length, Node, SharedNumbers, within
 from shardprep.loaders.flow.passes import PassContext

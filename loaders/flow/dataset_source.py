@@ -11,10 +11,9 @@ from itertools import chain, islice
 from typing import Any
 
 from shardprep.formats.errors import ManifestDamaged, UsageError
-from shardprep.formats.records.labels import SPACES
-from shardprep.formats.records.record import ItemForm
-from shardprep.formats.runtime.owned import Closable, CollectedEnd, Owned
-from shardprep.formats.runtime.sizes import seed_of
+from shardprep.formats.records.record import SPACES, ItemForm
+from shardprep.formats.runtime.files import Closable, CollectedEnd, Owned
+from shardprep.formats.runtime.progress import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry

@@ -11,17 +11,14 @@ from typing import Any, Literal
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Closable
-from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.runtime.sizes import checked_int, seed_of
+from shardprep.formats.runtime.progress import Progress, checked_int, seed_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
 from shardprep.loaders.flow.dataset_source import FromDataset
-from shardprep.loaders.flow.fake import FromFakeBatches, FromFakeData, MadeUp
 from shardprep.loaders.flow.map import (
     Filter,
     Map,
@@ -34,7 +31,15 @@ from shardprep.loaders.flow.map import (
 from shardprep.loaders.flow.node import Length, Node, checked_seconds, has
 from shardprep.loaders.flow.passes import Function, PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
-from shardprep.loaders.flow.sources import FromCallable, FromFiles, FromParts, from_iterable
+from shardprep.loaders.flow.sources import (
+    FromCallable,
+    FromFakeBatches,
+    FromFakeData,
+    FromFiles,
+    FromParts,
+    MadeUp,
+    from_iterable,
+)
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import (
     Batch,

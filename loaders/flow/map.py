@@ -19,12 +19,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import ColumnRecord, Record
+from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.runtime.sizes import seed_of
+from shardprep.formats.runtime.files import Owned, cached_property
+from shardprep.formats.runtime.progress import seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
 from shardprep.loaders.flow.passes import Function, PassContext

@@ -14,8 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Closable
-from shardprep.formats.runtime.sizes import takes
+from shardprep.formats.runtime.files import Closable
+from shardprep.formats.runtime.progress import takes
 from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.runtime.processes import usable_cpus
+from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
-from shardprep.loaders.flow.fake import FromFakeBatches
 from shardprep.loaders.flow.map import PerItem
 from shardprep.loaders.flow.node import Node, Step, checked_seconds
 from shardprep.loaders.flow.passes import NodePlace, PassMeter
+from shardprep.loaders.flow.sources import FromFakeBatches
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
 from shardprep.loaders.loader.stats import (
     HAND_OVER,

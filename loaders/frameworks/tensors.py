@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.sizes import byte_count
+from shardprep.formats.runtime.progress import byte_count
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.slots import NUMBERS

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.files import Owned
 from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check, lock_for_closing

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Closable, Owned
+from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.batches.stack import Batches, Remainder
 from shardprep.loaders.frameworks.tensors import (

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.runtime.files import OPEN_FLAGS
-from shardprep.formats.runtime.owned import CollectedEnd, Descriptor, Owned
+from shardprep.formats.runtime.files import OPEN_FLAGS, CollectedEnd, Descriptor, Owned
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.in_place import Block
 from shardprep.formats.shards.read import FileEntry

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import warn_of_decoder, warn_of_other_decoder
 from shardprep.formats.images.pictures import Gallery
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Closable, Owned
-from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.runtime.files import Closable, Owned, cached_property
+from shardprep.formats.runtime.processes import usable_cpus
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.collection import Collection, open_records

@@ -12,11 +12,11 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.sizes import checked_int, seed_of
-from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.runtime.processes import usable_cpus
+from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
-from shardprep.formats.shards.tables import box_columns
+from shardprep.formats.shards.manifest import box_columns
 from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.loader.work import Subset

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.decode import png_of
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import cv2, png_of
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding

@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 
 from shardprep.formats.errors import ShardprepError, UsageError
-from shardprep.formats.images.decode import checked_decoder
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import checked_decoder, cv2
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
-from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
 from shardprep.loaders.transforms.cut import Cut
-from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from shardprep.loaders.transforms.transforms import ColorJitter, EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
 
 if TYPE_CHECKING:

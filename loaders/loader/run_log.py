@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
-from shardprep.formats.runtime.files import naming, naming_file, save_bytes, user_path, user_paths
+from shardprep.formats.runtime.files import (
+    LockDescriptor,
+    fingerprint,
+    naming,
+    naming_file,
+    save_bytes,
+    user_path,
+    user_paths,
+)
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
-from shardprep.formats.runtime.key_files import fingerprint
-from shardprep.formats.runtime.owned import LockDescriptor
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.loader.replay import RunOrder, Sighting

@@ -17,7 +17,7 @@ from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, shown_share
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.sizes import size
+from shardprep.formats.runtime.progress import size
 from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, MissingExtra, UsageError
-from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
+from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key, save_pair, user_path
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.images.header import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.record import Record
-from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import IndexRows, RecordSet

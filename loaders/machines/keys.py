@@ -18,8 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
+from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key, save_pair, user_path
 from shardprep.loaders.machines.socket import check_form
 
 AnyPath = str | os.PathLike[str]

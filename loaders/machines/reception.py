@@ -19,8 +19,8 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Closable, Owned
-from shardprep.formats.runtime.sizes import byte_count, count_of
+from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head, unpack_batch

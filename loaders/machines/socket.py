@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.files import Owned
 from shardprep.loaders.machines.codec import PIECE
 
 EVENT = struct.Struct("=Hi")

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.sizes import byte_count, checked_int
+from shardprep.formats.runtime.progress import byte_count, checked_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
     ClosedOrder,

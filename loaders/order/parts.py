@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.files import cached_property
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]

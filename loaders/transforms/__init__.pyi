@@ -1,4 +1,3 @@
-from .augment import ColorJitter as ColorJitter
 from .contract import (
     IMAGENET_MEAN as IMAGENET_MEAN,
     IMAGENET_STD as IMAGENET_STD,
@@ -8,5 +7,9 @@ from .contract import (
 )
 from .cut import Cut as Cut
 from .decode import decode_rgb as decode_rgb
-from .transforms import EvalTransform as EvalTransform, TrainTransform as TrainTransform
+from .transforms import (
+    ColorJitter as ColorJitter,
+    EvalTransform as EvalTransform,
+    TrainTransform as TrainTransform,
+)
 from .views import Views as Views

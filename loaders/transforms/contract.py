@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.decode import Encoded
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.records.record import check_transform
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.sizes import takes
+from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.progress import takes
 
 
 def is_number(value: object) -> TypeGuard[float]:

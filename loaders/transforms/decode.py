@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
-from shardprep.formats.images.decode import REDUCED, Encoded, decode, jpeg_decoder
-from shardprep.formats.images.info import MAX_PIXELS
-from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import REDUCED, Encoded, cv2, decode, jpeg_decoder
+from shardprep.formats.images.header import MAX_PIXELS, jpeg_orientation, jpeg_size
 from shardprep.loaders.transforms.contract import TransformInput, check_choice
 
 Orientation = Literal["ignore", "apply"]

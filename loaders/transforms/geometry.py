@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.decode import Encoded, decode
-from shardprep.formats.images.header import WEBP_SIGNATURE, read_image_header
-from shardprep.formats.images.kinds import jpeg_orientation, png_orientation
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import Encoded, cv2, decode
+from shardprep.formats.images.header import (
+    WEBP_SIGNATURE,
+    jpeg_orientation,
+    png_orientation,
+    read_image_header,
+)
 from shardprep.loaders.transforms.contract import Array
 
 Places = npt.NDArray[np.float64]

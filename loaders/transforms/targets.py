@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadTarget, UsageError
-from shardprep.formats.images.decode import decode
-from shardprep.formats.images.kinds import PNG_SIGNATURE, as_gray
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import cv2, decode
+from shardprep.formats.images.header import PNG_SIGNATURE, as_gray
 from shardprep.loaders.transforms.contract import (
     Array,
     ArraySpec,

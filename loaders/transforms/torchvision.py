@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.augment import seeded_globally
 from shardprep.loaders.transforms.contract import (
     ArraySpec,
     LibraryVersion,
@@ -19,6 +18,7 @@ from shardprep.loaders.transforms.contract import (
     in_arrays,
 )
 from shardprep.loaders.transforms.decode import Orientation, decode_rgb
+from shardprep.loaders.transforms.transforms import seeded_globally
 
 try:
     import torch

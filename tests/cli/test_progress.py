@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.cli.console.progress import PlainProgress
+from shardprep.cli.console.output import PlainProgress
 from shardprep.formats.runtime.progress import BAR, bar_class
 from support.terminal_screen import Terminal
 

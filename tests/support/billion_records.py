@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from shardprep.formats import PlanOptions
-from shardprep.formats.records.labels import LabelSpace, official_words
-from shardprep.formats.runtime import seal
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.records.record import LabelSpace, official_words
+from shardprep.formats.shards import read as seal
+from shardprep.formats.shards.manifest import Manifest, index_dtype
 from shardprep.formats.shards.read import FileEntry, table_header
-from shardprep.formats.shards.tables import index_dtype
 from shardprep.formats.storage.collection import Collection, CollectionFile, PartEntry
 from shardprep.loaders import LocalShuffle
 from shardprep.loaders.loader.options import plan_of

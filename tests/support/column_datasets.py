@@ -12,7 +12,7 @@ import numpy as np
 from shardprep.formats.conversion.convert import build_shards, finish
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import PreparedSplit
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.work_folder import WorkFolder

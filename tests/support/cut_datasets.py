@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shardprep.formats import Collection, collect, open_dataset
 from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.shards.manifest import INDEX_NAME
 from shardprep.formats.shards.read import write_table
-from shardprep.formats.shards.tables import INDEX_NAME
 
 
 def cut(whole: Path, folder: Path, *bounds: int) -> list[Path]:

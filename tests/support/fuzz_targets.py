@@ -27,13 +27,11 @@ import lmdb
 from shardprep.formats import DataError, ShardprepError, inspect, open_collection, open_dataset, verify
 from shardprep.formats.images.decode import check_decodes
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import Record
+from shardprep.formats.records.record import LabelSpace, Record
 from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards.read import ARCHIVE_NAME
-from shardprep.formats.sources.annotations import read_boxes
-from shardprep.formats.sources.devkit import read_devkit
+from shardprep.formats.sources.devkit import read_boxes, read_devkit
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import frames
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-_FOLDER = resources.files("shardprep.formats.data.photographs")
+_FOLDER = resources.files("shardprep.formats") / "data/photographs"
 PHOTOGRAPHS = sorted((f for f in _FOLDER.iterdir() if f.name.endswith(".jpg")), key=lambda file: file.name)
 
 

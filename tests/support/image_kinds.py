@@ -5,7 +5,7 @@ import struct
 import cv2
 import numpy as np
 
-from shardprep.formats.images.info import ImageFlag, ImageInfo
+from shardprep.formats.images.header import ImageFlag, ImageInfo
 from support.image_files import encoded, tiff
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.records.labels import official_words
+from shardprep.formats.records.record import official_words
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tfrecord import masked_crc
 from support.image_files import encoded, pixels

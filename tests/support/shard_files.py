@@ -14,6 +14,7 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc
+from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     Address,
@@ -24,7 +25,6 @@ from shardprep.formats.shards.read import (
     StoredRecord,
     container,
 )
-from shardprep.formats.shards.tables import index_dtype, index_row
 
 HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, according to its documentation
 

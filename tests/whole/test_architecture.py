@@ -5,9 +5,7 @@ from pathlib import Path
 from support.imports import FILES, imported
 from support.repository import ROOT
 
-FORMATS = (
-    "runtime images records shards storage sources verification conversion transfer exports reports data"
-)
+FORMATS = "runtime images records shards storage sources verification conversion transfer exports reports"
 LOADERS = "order transforms batches engine loader flow machines frameworks measuring"
 PARTS = [
     "formats/errors.py",

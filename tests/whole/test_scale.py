@@ -9,8 +9,8 @@ import pytest
 
 from shardprep.formats import inspect, open_dataset
 from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.shards.manifest import index_dtype
 from shardprep.formats.shards.read import FileEntry, write_table
-from shardprep.formats.shards.tables import index_dtype
 from support.billion_records import made_up
 
 IMAGES = 1_281_167

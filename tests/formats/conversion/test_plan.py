@@ -18,8 +18,7 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats import ConvertOptions, DryRun, ShardprepError, SourceOptions, convert, plan_conversion
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import permutation
+from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources.source import Listing, entry_dtype
 from support.column_sources import write_pictures
@@ -137,7 +136,7 @@ def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None
 ALL_OF_TRAIN = """
 import re
 import numpy as np
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.sources.source import Listing, entry_dtype
 

@@ -27,9 +27,9 @@ from shardprep.formats.exports.format import Exportable, ExportFormat
 from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.webdataset import WebDatasetTars
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Schema
-from shardprep.formats.shards.tables import index_dtype
+from shardprep.formats.shards.manifest import index_dtype
 from support.column_datasets import EVERY_KIND, every_kind, write_columns, write_samples
 from support.datasets import prep_here, tree, writable
 from support.exports import mds_array, mds_samples, tfrecord_features, webdataset_samples

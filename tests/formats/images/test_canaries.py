@@ -12,8 +12,7 @@ import pytest
 
 from shardprep.formats import DecoderDiffers
 from shardprep.formats.images import decode as canaries
-from shardprep.formats.images.decode import checked_decoder
-from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import checked_decoder, cv2
 from shardprep.formats.reports.gate import gate
 from shardprep.loaders import Loader, TrainTransform
 from support.datasets import prep_here

@@ -38,8 +38,7 @@ from shardprep.formats.images.crop_ready import (
     with_grid,
     without_grid,
 )
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import ImageFlag
+from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import NO_COLUMNS, ColumnRecord
 from shardprep.formats.sources.sample import make_sample
 from shardprep.loaders import EvalTransform, LocalShuffle, TrainTransform

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from shardprep.formats import BadImage, ImageFlag, read_image_header, verify
-from shardprep.formats.images import kinds as jpeg
-from shardprep.formats.images.header import MAX_CHUNKS, READERS
-from shardprep.formats.images.info import ImageInfo
+from shardprep.formats.images import header as jpeg
+from shardprep.formats.images.header import MAX_CHUNKS, READERS, ImageInfo
 from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import decode_rgb
 from support.datasets import converted

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import ImageFlag, ImageInfo
-from shardprep.formats.images.kinds import without_animation
+from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header, without_animation
 from shardprep.loaders import decode_rgb
 from support.image_files import acTL, animated, chunk, fcTL, fdAT, png, png_head
 from support.memory import memory_below

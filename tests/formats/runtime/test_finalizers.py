@@ -17,9 +17,9 @@ import pytest
 
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.runtime import processes
-from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.processes import Child, WorkerPool, isolated
 from shardprep.formats.runtime.work_folder import WorkFolder
-from shardprep.formats.runtime.workers import Child, WorkerPool, isolated
 from support.repository import SUPPORT
 from support.scripts import scripts
 
@@ -139,7 +139,7 @@ os._exit(0)
 def test_at_the_end_of_the_program_it_ends_in_the_main_thread() -> None:
     program = (
         "import threading\n"
-        "from shardprep.formats.runtime.owned import CollectedEnd\n"
+        "from shardprep.formats.runtime.files import CollectedEnd\n"
         "class Owner: pass\n"
         "owner = Owner()\n"
         "end = CollectedEnd(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"

@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, OutputBusy, WorkerDied
-from shardprep.formats.runtime import workers as pool
-from shardprep.formats.runtime.processes import SpawnedProcess
+from shardprep.formats.runtime import processes as pool
+from shardprep.formats.runtime.processes import Child, ChildLost, SpawnedProcess, isolated
 from shardprep.formats.runtime.work_folder import refuse_busy
-from shardprep.formats.runtime.workers import Child, ChildLost, isolated
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
 from support import engine_workers
@@ -338,7 +337,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from support.forking_work import sleeps
-from shardprep.formats.runtime.workers import isolated
+from shardprep.formats.runtime.processes import isolated
 isolated(60, sleeps, Path({str(noted)!r}))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

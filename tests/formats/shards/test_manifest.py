@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
-from shardprep.formats.records.labels import ImageClass, LabelSpace
+from shardprep.formats.records.record import ImageClass, LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.shards.manifest import (
     CRITICAL_KEYS,

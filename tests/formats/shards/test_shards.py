@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.runtime.workers import isolated
+from shardprep.formats.runtime.processes import isolated
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
 from shardprep.formats.shards.read import (
     ALL_CONTAINERS,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.sources import annotations as boxes_module
-from shardprep.formats.sources.annotations import MAX_XML_BYTES, parse_box_xml, read_boxes
+from shardprep.formats.records.record import LabelSpace
+from shardprep.formats.sources import devkit as boxes_module
+from shardprep.formats.sources.devkit import MAX_XML_BYTES, parse_box_xml, read_boxes
 from shardprep.formats.sources.recognise import recognise
 from support.source_builders import tar_of, write
 

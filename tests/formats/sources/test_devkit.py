@@ -15,10 +15,9 @@ import scipy.io
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
-from shardprep.formats.records.labels import MAX_WORDS, LabelSpace, official_words
+from shardprep.formats.records.record import MAX_WORDS, LabelSpace, official_words
 from shardprep.formats.sources import devkit
-from shardprep.formats.sources.annotations import check_first_label, read_labels
-from shardprep.formats.sources.devkit import read_devkit, read_struct_array
+from shardprep.formats.sources.devkit import check_first_label, read_devkit, read_labels, read_struct_array
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import meta_mat
 from support.source_builders import (

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import PlanMismatch, convert, repair
 from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Problems, SourceOptions, entry_dtype

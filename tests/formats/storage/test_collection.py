@@ -27,7 +27,7 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.dataset import RecordSet

@@ -13,10 +13,10 @@ import pytest
 
 from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_manifest, verify
 from shardprep.formats.errors import CorruptRecord
-from shardprep.formats.records.labels import LabelSpace, official_words
+from shardprep.formats.records.record import LabelSpace, official_words
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.shards.manifest import checked_index, index_dtype
 from shardprep.formats.shards.read import FileEntry, Rows
-from shardprep.formats.shards.tables import checked_index, index_dtype
 from shardprep.formats.verification.checks import check_quarantine, false_claims
 from shardprep.loaders import Loader
 from support.datasets import converted, prep_here, writable

@@ -20,12 +20,11 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image as Pillow
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images import decode as fast, opencv
+from shardprep.formats.images import decode as fast
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.records.record import Record
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms import decode as decoding
-from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, random_crop
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -35,7 +34,14 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
-from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
+from shardprep.loaders.transforms.transforms import (
+    CROP_DRAWS,
+    ColorJitter,
+    EvalTransform,
+    ImageTransform,
+    TrainTransform,
+    random_crop,
+)
 from support.image_files import PHOTOGRAPHS, encoded
 from support.mutations import mutated
 from support.transform_examples import COFFEE, rng
@@ -193,7 +199,7 @@ def test_an_opencv_that_accepts_truncated_images_is_refused(monkeypatch):
     monkeypatch.setattr(cv2, "__version__", "4.11.0")
 
     with pytest.raises(ImportError, match=r"install opencv-python-headless 4\.12"):
-        importlib.reload(opencv)
+        importlib.reload(fast)
 
 
 @pytest.mark.slow
@@ -202,7 +208,7 @@ def test_no_room_for_the_pixels_says_nothing_of_the_image() -> None:
 import resource
 import numpy as np
 from shardprep.formats.images.decode import check_decodes
-from shardprep.formats.images.decode import decode; from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.decode import decode; from shardprep.formats.images.decode import cv2
 
 image = cv2.imencode(".jpg", np.zeros((6000, 6000, 3), np.uint8))[1].tobytes()
 pages = int(open("/proc/self/statm").read().split()[0])

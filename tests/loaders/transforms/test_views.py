@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images.kinds import jpeg_size, marker_segments
+from shardprep.formats.images.header import jpeg_size, marker_segments
 from shardprep.loaders import (
     ArraySpec,
     ColorJitter,

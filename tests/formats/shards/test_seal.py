@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from shardprep.formats import ManifestDamaged, open_dataset
-from shardprep.formats.runtime import seal as seals
-from shardprep.formats.runtime.seal import Seal, seals_folder
-from shardprep.formats.shards import read as reading
+from shardprep.formats.shards import read as reading, read as seals
+from shardprep.formats.shards.read import Seal, seals_folder
 from support.datasets import flip, writable
 
 
