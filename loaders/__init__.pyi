@@ -36,11 +36,11 @@ from .transforms.contract import (
     Transform as Transform,
     TransformInput as TransformInput,
 )
-from .transforms.cut import Cut as Cut
 from .transforms.decode import decode_rgb as decode_rgb
 from .transforms.geometry import ShownPart as ShownPart
 from .transforms.transforms import (
     ColorJitter as ColorJitter,
+    Cut as Cut,
     EvalTransform as EvalTransform,
     TrainTransform as TrainTransform,
 )

@@ -28,8 +28,7 @@ from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
-from shardprep.loaders.transforms.cut import Cut
-from shardprep.loaders.transforms.transforms import ColorJitter, EvalTransform, TrainTransform
+from shardprep.loaders.transforms.transforms import ColorJitter, Cut, EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from .contract import (
     Transform as Transform,
     TransformInput as TransformInput,
 )
-from .cut import Cut as Cut
 from .decode import decode_rgb as decode_rgb
 from .transforms import (
     ColorJitter as ColorJitter,
+    Cut as Cut,
     EvalTransform as EvalTransform,
     TrainTransform as TrainTransform,
 )
