@@ -222,9 +222,9 @@ def index(archives: Path, output: Path, **chosen: Any) -> Output:
     """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
-    gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train as
-    any dataset. After any interruption, the same command goes on; after the archives were moved, it
-    links and checks them.
+    gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train
+    like any dataset. After an interruption, the same command continues; after the archives were moved,
+    it links and checks them.
     """
     arguments = _arguments({"container": IN_PLACE, "order": ARCHIVE_ORDER, **chosen})
     return output_of(convert_source(archives, output, **arguments), output)
@@ -397,8 +397,8 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
     """Add columns to DATASET; none of its files is written again.
 
     Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
-    order. After any interruption, the same command finishes the job. Repeated later, it builds the damaged
-    files of these columns again.
+    order. After any interruption, the same command finishes the job. Run again later, it rebuilds damaged
+    files of these columns.
     """
     origins: dict[str, str] = {}
     for text in columns:

@@ -223,14 +223,14 @@ def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
 
     \b
     quick    the manifest is what was published; all files are there with their sizes, and no others
-    full     every SHA-256; rows, labels, lengths (image_bytes) and boxes fit the manifest: it can be opened
+    full     every SHA-256; the rows, labels, lengths and boxes in the index fit the manifest
     records  every record's checksum and its row in the index, content_root, keys, order, skipped,
              class_sorted; partial for the official classes (for others only the source shows it)
     decode   every image decodes
 
     Where images were skipped, the order and class_sorted cannot be checked. No level compares with
-    the source. Changes nothing. The files at a URL come through the cache, which can be smaller than the
-    dataset; files that do not belong to it are not looked for.
+    the source, and none changes anything. The files at a URL are read through the cache, which can be
+    smaller than the dataset; extra files there are not reported.
     """
     with cluster_executor(cluster) as executor:
 
@@ -312,7 +312,7 @@ def _next_step_for(report: Report) -> str:
 @cluster_option
 @output_options
 def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
-    """Bring back exactly the damaged or missing files of DATASET, or of each split in that folder.
+    """Restore exactly the damaged or missing files of DATASET, or of each split in that folder.
 
     They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
     The root stays the same.

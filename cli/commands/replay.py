@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 FIRST = 10  # records listed without --records
 MEANINGS = {
     "dataset": "they read different datasets",
-    "order": "another record",
-    "labels": "another label",
-    "columns": "their batches have different parts",
-    "augmentation": "other augmentation",
-    "pixels": "other values",
+    "order": "different records",
+    "labels": "different labels",
+    "columns": "different parts in a batch",
+    "augmentation": "different augmentation",
+    "pixels": "different values",
 }
 OF_ONE_STEP = ("epoch", "step", "start", "rank", "listed", "sheet")
 OF_TWO_RUNS = ("epochs", "by_pixels")
@@ -61,7 +61,9 @@ COUNT = click.IntRange(min=0)
 )
 @click.argument("dataset", type=FOLDER)
 @file_option("--card", "FILE", "Run card, from loader.card().save.")
-@file_option("--state", "FILE", "State of the loader as JSON, or the run's log; shows its last step.")
+@file_option(
+    "--state", "FILE", "State of the loader as JSON, or the run's log; its last step is the default."
+)
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
 @click.option(
@@ -101,7 +103,7 @@ COUNT = click.IntRange(min=0)
     "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards, states or logs."
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
-@flag("--pixels", "With --diff: make the batches, and compare their values.", name="by_pixels")
+@flag("--pixels", "With --diff: reproduce the batches, and compare their values.", name="by_pixels")
 @output_options
 def replay(
     dataset: Path,
@@ -113,10 +115,10 @@ def replay(
     progress: CommandProgress,
     **run: Any,
 ) -> Output:
-    """Make again what a rank got from DATASET at a step: records, labels, crops and pixels, bit for bit.
+    """Reproduce what a rank got from DATASET at a step: records, labels, crops and pixels, bit for bit.
 
-    The run is that of a card, of a loader's state, of a log, or of the options. --diff names the first step
-    and record at which two runs differ, and why.
+    The run is given by a card, a loader's state, a log, or the options. --diff names the first step and
+    record at which two runs differ, and why.
     """
     # start-up time: OpenCV
     from shardprep.loaders.loader.replay import ContactSheet, check_suffix
@@ -306,7 +308,7 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 @click.argument("dataset", type=FOLDER)
 @click.argument("logs", type=ANY_PATH, nargs=-1, required=True, metavar="LOG...")
 @file_option("--signed-by", "KEY.pub.pem", "Refuse a LOG without its signature.")
-@file_option("--save", "FILE", "Write all that is proven as one log.")
+@file_option("--save", "FILE", "Write everything that is proven as one log.")
 @file_option("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
 @chosen_options
 @json_option
@@ -321,7 +323,7 @@ def prove(
 ) -> Output:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 
-    The order is computed again. Records that were left out on purpose, cut off or skipped as bad are named.
+    Records that were left out on purpose, cut off or skipped as bad are named.
     A LOG is a file that loader.log_epoch(path) wrote, or a loader's state as JSON.
     """
     from shardprep.loaders.loader.run_log import prove as prove_run  # start-up time: OpenCV

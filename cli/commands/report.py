@@ -177,9 +177,9 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     "gate shards/train --limits gate.toml --junit gate.xml",
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--against", type=FOLDER, help="Another dataset; none of its images may be in this one.")
+@click.option("--against", type=FOLDER, help="A dataset whose images must not be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
-@flag("--canaries", "This machine must decode images to the same pixels as others do.")
+@flag("--canaries", "Fail if this machine decodes images to different pixels.")
 @limit_options
 @click.option(
     "--max",
@@ -244,7 +244,7 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
 
 
 @command(
-    "Say whether pictures are in datasets.",
+    "Look for pictures in datasets.",
     "find shards/train photo.jpg",
     "find shards/train *.jpg --near --hashes train.hashes --run run.jsonl",
 )
@@ -252,7 +252,7 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
 @click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
 @flag("--near", "Also find images that were scaled or compressed again; reads all images.")
 @file_option("--hashes", "FILE", "With --near: keeps the hashes, for the next time.")
-@file_option("--run", "FILE", "The log, card or state of a run: also say when it saw them.")
+@file_option("--run", "FILE", "The log, card or state of a run: also say when it saw the pictures.")
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
@@ -273,7 +273,8 @@ def find(
 ) -> Output:
     """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
 
-    A record is found if it has the picture's bytes, or was made of them; with --near also if it looks alike.
+    A record is found if it has the picture's bytes, or was made from them; with --near also if it looks
+    alike.
     """
     if hashes is not None and not near:
         raise click.UsageError("--hashes keeps what --near reads; give both")

@@ -176,7 +176,7 @@ def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:
     pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
 
     assert (found["parting"]["kind"], found["parting"]["because"]) == ("order", {"seed": ["1", "3"]})
-    assert said.splitlines()[0].endswith(": another record")
+    assert said.splitlines()[0].endswith(": different records")
     assert said.splitlines()[2].split() == ["seed", "1", "|", "3"]
     assert (same["parting"], same["settings"]) == (None, {})
     assert other["parting"]["kind"] == "augmentation"
