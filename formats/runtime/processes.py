@@ -44,6 +44,11 @@ _is_importing_main = False
 _this_thread = threading.local()
 
 
+def is_starting_process() -> bool:
+    """Whether this thread starts a process, so that other threads cannot start or end one."""
+    return bool(getattr(_this_thread, "is_starting", False))
+
+
 @contextmanager
 def starting_process() -> Iterator[None]:
     """The context in which to spawn a process, one thread at a time.
@@ -59,7 +64,7 @@ def starting_process() -> Iterator[None]:
         resource_tracker.ensure_running()  # starting it later would unblock SIGINT
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         was_daemonic, known = this.daemon, spawn.get_preparation_data
-        this.daemon, spawn.get_preparation_data, _this_thread.omits_main = False, _preparation_data, True
+        this.daemon, spawn.get_preparation_data, _this_thread.is_starting = False, _preparation_data, True
         try:
             yield
         except BlockingIOError as error:
@@ -72,14 +77,14 @@ def starting_process() -> Iterator[None]:
                 "a worker process ended as soon as it started; start the work again"
             ) from error
         finally:
-            this.daemon, spawn.get_preparation_data, _this_thread.omits_main = was_daemonic, known, False
+            this.daemon, spawn.get_preparation_data, _this_thread.is_starting = was_daemonic, known, False
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _preparation_data(name: str) -> dict[str, Any]:
     """Let children that this thread starts not import the main module; those of other threads do."""
     given = get_preparation_data(name)
-    if not getattr(_this_thread, "omits_main", False):
+    if not is_starting_process():
         return given
     return {key: value for key, value in given.items() if not key.startswith("init_main")}
 

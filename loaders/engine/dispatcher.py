@@ -20,7 +20,12 @@ import numpy as np
 
 from shardprep.formats.errors import WorkerDied, printable
 from shardprep.formats.runtime.files import Descriptor
-from shardprep.formats.runtime.processes import START_TIMEOUT_S, SpawnedProcess, not_ready
+from shardprep.formats.runtime.processes import (
+    START_TIMEOUT_S,
+    SpawnedProcess,
+    is_starting_process,
+    not_ready,
+)
 from shardprep.loaders.batches.pickling import Memory, PickledValue
 from shardprep.loaders.batches.slots import RowForm, SlotRing
 from shardprep.loaders.engine.leases import (
@@ -236,6 +241,8 @@ class Dispatcher:
         """End the workers and the thread. May be called in any thread, even during garbage collection."""
         self.closing = True
         self.bell.ring()
+        if is_starting_process():  # a garbage collection calls this, and the thread waits for that start
+            return
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(WORKER_EXIT_TIMEOUT_S * 5)
 

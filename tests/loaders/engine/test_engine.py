@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import UsageError, WorkerDied
+from shardprep.formats.runtime.processes import starting_process
 from shardprep.loaders import Loader
 from shardprep.loaders.engine import dispatcher, engine as module, messages
 from shardprep.loaders.engine.dispatcher import SlowRecord
@@ -185,6 +186,20 @@ def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pyt
 
     until(lambda: (gc.collect(), descriptors())[1] == before)
     assert not multiprocessing.active_children()
+
+
+def test_a_start_does_not_wait_for_an_engine_that_it_collects() -> None:
+    engine = Engine(Writing(), layout(4), workers=1)
+    list(engine.run(plans_of(4, 4)))
+    cycle: list[Any] = [engine]
+    cycle.append(cycle)
+    del engine, cycle
+
+    with starting_process():
+        began = time.monotonic()
+        gc.collect()
+        assert time.monotonic() - began < 2.0
+    until(lambda: not multiprocessing.active_children())
 
 
 @pytest.mark.torture
