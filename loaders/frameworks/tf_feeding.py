@@ -124,6 +124,7 @@ class Feeder(Owned):
 
     def begin(self) -> int:
         """Begin an epoch and return its number. A pass from which nothing was taken is used again."""
+        self.refuse_forked("input")
         with self._changed:
             self.check_open()
             if self.unseen or not self._pass.is_untouched:
@@ -136,6 +137,7 @@ class Feeder(Owned):
 
     def take(self, epoch_number: int) -> Leaves | None:
         """Return the epoch's next batch, None at its end. Raises UsageError and the source's errors."""
+        self.refuse_forked("input")  # a forked copy has no threads
         with self._changed:
             waited = self._await_element(epoch_number)
             current = self._pass
