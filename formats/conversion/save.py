@@ -478,7 +478,9 @@ class SequenceItems(NumberedItems):
                 len(items)
                 return cls(items)
         if not isinstance(items, Iterable):
-            raise UsageError(f"a {kind} has no items: give a list, or a function to Flow.from_callable")
+            raise UsageError(
+                f"an object of type {kind} has no items: give a list, or a function to Flow.from_callable"
+            )
         return None
 
 

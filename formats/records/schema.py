@@ -223,7 +223,7 @@ def _kind_of_value(value: Any) -> str:
         case float():
             return "float"
     raise BadValue(
-        f"has a {type(value).__name__}, which no column can hold; make it bytes, text, a number, an array or "
+        f"has an object of type {type(value).__name__}, which no column holds; make it bytes, text, a number, an array or "
         "a JSON value"
     )
 

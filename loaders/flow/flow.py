@@ -705,7 +705,7 @@ class Flow(Closable):
         """The number of items of a whole pass. Raises TypeError if it is not known exactly."""
         if not self.length.is_exact:
             raise TypeError(
-                f"this flow's length is {self.length}; flow.take(n) or an exact source gives it one"
+                f"the length of this flow is {self.length}: count its items, or end an infinite one by take(n)"
             )
         return self.length.items
 

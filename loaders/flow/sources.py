@@ -110,7 +110,9 @@ class FromIterable(Node):
 
 def _returned(function: Function, items: object) -> Iterable[Any]:
     if not isinstance(items, Iterable):
-        raise UsageError(f"{function.name} returned a {type(items).__name__}, which has no items")
+        raise UsageError(
+            f"{function.name} returned an object of type {type(items).__name__}, which has no items"
+        )
     return items
 
 

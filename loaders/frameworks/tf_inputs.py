@@ -486,7 +486,9 @@ class StagingInput(FeederInput):
             split = partial(_split, element_spec, len(devices), passes.batches_never_change)
             feeder = Feeder(passes, sink, split, on_close=on_close)
         elif self._wrapped is None or isinstance(self._wrapped, FeedInput) or len(devices) > 1:
-            raise UsageError("in a v1 graph a StagingInput wraps an input, no FeedInput, on one device")
+            raise UsageError(
+                "in a v1 graph, give a StagingInput another input, such as a QueueInput but no FeedInput, and one device"
+            )
         else:
             batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
             sink = SessionStage(specs, batch, devices[0], depth)

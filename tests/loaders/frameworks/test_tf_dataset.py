@@ -202,7 +202,7 @@ def test_invalid_options_are_an_error_at_once() -> None:
         with pytest.raises(UsageError, match=r"dense.*RaggedTensorSpec"):
             QueueInput(source)
     for make in (list, FeedInput):
-        with tf.Graph().as_default(), pytest.raises(UsageError, match="wraps an input, no FeedInput"):
+        with tf.Graph().as_default(), pytest.raises(UsageError, match="but no FeedInput"):
             StagingInput(make([np.zeros(3)]))
 
 
