@@ -41,10 +41,7 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch.
-
-        Raises UsageError in a DataLoader's worker process, and for a DataLoader that would batch batches.
-        """
+        """Begin the next epoch. Raises UsageError in a DataLoader's worker, or if one would batch batches."""
         if get_worker_info() is not None:
             raise not_copyable(self, self.instead)
         if hasattr(type(self.source), "batch_specs") and _will_be_batched(sys._getframe(1)):

@@ -281,10 +281,7 @@ def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
 
 
 def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[PlannedShard, ...]]:
-    """Yield the shards of each plan that belong to the part (i, n), the i-th of n, counted from 1.
-
-    Shards are dealt out one by one over all plans, so parts differ by at most one shard.
-    """
+    """Yield the shards of each plan in part i of n, (i, n); they are dealt one by one over all plans."""
     (number, of), before = part, 0
     for plan in plans:
         yield tuple(s for s in plan.shards if (before + s.number) % of == number - 1)

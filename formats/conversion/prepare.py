@@ -148,10 +148,7 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, listed and planned. ``output`` is the dataset's folder.
-
-    ``shards`` are the plan's shards to build: all, or one part's.
-    """
+    """A split planned for the folder ``output``; ``shards`` are those to build: all, or one part's."""
 
     output: Path
     planned: Plan

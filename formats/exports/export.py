@@ -170,10 +170,7 @@ class _Export:
         return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
 
     def bytes_to_write(self) -> int:
-        """Return the bytes of images and columns still to be written.
-
-        Raises UsageError for an output that is not this export's, OutputBusy, and OSError.
-        """
+        """Return the bytes to write. Raises UsageError for another export's output, OutputBusy, OSError."""
         refuse_busy(self.output)
         if self._marker() is not None:
             return 0
@@ -286,10 +283,7 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Job(Job[FileEntry]):
-    """The job of building a unit. Picklable.
-
-    ``shard`` has the unit's name and records, ``names`` the format's names of these records.
-    """
+    """The job of building a unit: ``shard`` has its name and records, ``names`` the format's record names."""
 
     dataset: Path
     format: ExportFormat

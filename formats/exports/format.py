@@ -118,10 +118,7 @@ class ExportFormat:
         return [key.decode() for key in rows["key"].tolist()]
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write a unit of ``count`` records to its file; only a format whose units are no files has none.
-
-        Raises UsageError for a value that the format cannot hold, and OSError.
-        """
+        """Write a unit of ``count`` records; not called if units are no files. Raises UsageError, OSError."""
         raise NotImplementedError
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:

@@ -101,10 +101,7 @@ class WebDatasetTars(ExportFormat):
 
 
 def header(name: str, size: int) -> bytes:
-    """Return the ustar header of a tar member, readable by all, with time 0.
-
-    A name too long for ustar goes into an extended POSIX header before it.
-    """
+    """Return the ustar header of a member with time 0, after an extended POSIX header if the name is long."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o444
     try:

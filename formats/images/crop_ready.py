@@ -219,10 +219,7 @@ class _Frame(NamedTuple):
 
 
 def grid_interval(image: bytes) -> int:
-    """Return the number of MCUs per segment for a JPEG: the divisor of a row's MCUs nearest to the target.
-
-    Raises NotCropReady, BadImage.
-    """
+    """Return a segment's MCUs: the divisor of a row's nearest the target. Raises NotCropReady, BadImage."""
     frame = _frame(image)
     across, down = frame.mcus
     wanted = max(SEGMENT_WIDTH / frame.mcu_width, SEGMENT_BYTES * across * down / len(image))

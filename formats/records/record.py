@@ -252,10 +252,7 @@ def is_class_sorted(labels: npt.NDArray[np.int32]) -> bool:
 
 
 class ColumnValues(Mapping[str, Any]):
-    """The values of a record's columns by name, each read on first use. Pickled with all values.
-
-    ``read(name)`` returns the value of one of the ``names``.
-    """
+    """The values of a record's columns, each by ``read(name)`` on first use. Pickled with all values."""
 
     def __init__(self, names: tuple[str, ...], read: Callable[[str], Any]) -> None:
         self._names = names
@@ -409,10 +406,7 @@ class ItemForm:
 
     @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> ItemForm | None:
-        """Return the form in a manifest's ``source``; None for a dataset that was not made from items.
-
-        Raises ManifestDamaged for an unknown form.
-        """
+        """Return the form in a manifest's ``source``; None if it is not of items. Raises ManifestDamaged."""
         if "items" not in source:
             return None
         form, names, classes = source["items"], source.get("names", ""), source.get("classes", [])

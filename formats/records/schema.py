@@ -168,10 +168,7 @@ class ColumnChoice(NamedTuple):
 
 
 def column_choice(text: str, form: str) -> ColumnChoice:
-    """Parse ``NAME[:KIND][=ORIGIN]``; ``form`` is the expected form, for errors.
-
-    Raises UsageError for an invalid name or kind.
-    """
+    """Parse ``NAME[:KIND][=ORIGIN]``. Raises UsageError, which gives the expected ``form``."""
     head, _, origin = text.partition("=")
     name, kind = (part.strip() for part in head.partition(":")[::2])
     if not name or (":" in head and not kind):

@@ -144,10 +144,7 @@ def _first_of_each(hashed: Rows) -> Rows:
 
 
 def _near(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
-    """Return links of near but different hashes, and whether some were dropped.
-
-    With a ``boundary``, only rows before it are linked to rows after it.
-    """
+    """Return links of near hashes, only across a ``boundary`` if given, and whether some were dropped."""
     parts, count = [np.empty(0, LINK)], 0
     hashes, records = np.ascontiguousarray(hashed["hash"]), hashed["record"]
     for pairs in near_pairs(hashes, DISTANCE):

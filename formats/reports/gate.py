@@ -200,10 +200,7 @@ def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
 
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:
-    """Return the root and the limits in a TOML file: its ``root``, and the numbers in its table ``max``.
-
-    Raises UsageError for anything else, OSError.
-    """
+    """Return ``root`` and the table ``max`` of a TOML file. Raises UsageError for anything else, OSError."""
     file = Path(user_path(path))
     try:
         values = tomllib.loads(file.read_text("utf-8"))

@@ -55,10 +55,7 @@ THUMBNAIL_QUALITY = 72
 
 
 def measured(image: bytes, width: int, height: int) -> Measures:
-    """Measure an encoded image of this size, shrunk to a shorter side of SHORTER_SIDE pixels if larger.
-
-    Raises BadImage if it does not decode.
-    """
+    """Measure an encoded image, shrunk to a shorter side of SHORTER_SIDE pixels at most. Raises BadImage."""
     decoded = decode(image, _scale(image, min(width, height)) | cv2.IMREAD_IGNORE_ORIENTATION)
     gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
     mean, deviation = cv2.meanStdDev(gray)

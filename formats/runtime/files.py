@@ -367,10 +367,7 @@ def flush_file(path: Path) -> None:
 
 
 def publish(built: Path, final: Path) -> None:
-    """Make a flushed file read-only and rename it to ``final``, replacing a file there; durable on return.
-
-    Raises OperationError if ``final`` is a folder, OSError.
-    """
+    """Make a flushed file read-only and rename it durably to ``final``. Raises OperationError, OSError."""
     built.chmod(0o444)
     try:
         built.replace(final)
@@ -386,10 +383,7 @@ def unfinished(folder: Path, name: str) -> Path:
 
 @contextmanager
 def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing in ``folder``; leaving without an error publishes it as ``final``.
-
-    A write that fails or is interrupted leaves nothing behind.
-    """
+    """Open a file in ``folder`` that is published as ``final`` at the end; an error leaves nothing behind."""
     built = unfinished(folder, final.name)
     try:
         with naming(built), built.open("xb") as file:

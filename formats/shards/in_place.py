@@ -48,10 +48,7 @@ MOST_ARCHIVE_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The bytes from ``start`` to ``stop`` of an archive, which contain the images of one shard.
-
-    ``sha256`` is their digest, empty before they are hashed.
-    """
+    """The bytes of an archive that hold the images of a shard, and their ``sha256``, at first empty."""
 
     start: int
     stop: int

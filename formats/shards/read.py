@@ -120,10 +120,7 @@ def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> 
 
 
 class ShardFile(Owned):
-    """A file read by position. ``size`` is its size when it was opened. Thread-safe.
-
-    Reading raises OSError with the file's name, also once it is closed.
-    """
+    """A file read by position, of ``size`` bytes when opened. Thread-safe. Raises OSError, also if closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,10 +162,7 @@ Rows = npt.NDArray[np.void]
 
 
 def write_table(file: BinaryIO, rows: Rows) -> None:
-    """Write a table as .npy version 1.0; its bytes depend only on the rows.
-
-    ``np.save`` writes through C's stdio, and ignores disk errors.
-    """
+    """Write .npy version 1.0, determined by the rows; ``np.save``, through C's stdio, ignores disk errors."""
     file.write(table_header(rows.dtype, len(rows)))
     write_rows(file, rows)
 
@@ -465,10 +459,7 @@ class LocalFiles:
         """Make a file available; called before it is opened."""
 
     def replaced(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
-        """Replace a file whose reading raised ``error``, and keep it during the context.
-
-        Raises ``error`` if the file cannot be replaced.
-        """
+        """Replace a file whose reading raised ``error``, and keep it in the context; or raise ``error``."""
         raise error
 
 

@@ -57,10 +57,7 @@ _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 
 
 def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
-    """Return the source of an LMDB file or a folder with one, as ``split``, else None.
-
-    Raises UsageError for the LMDB of another program, SourceDamaged, OSError.
-    """
+    """Return the source of tensorpack's LMDB, as ``split``, else None. Raises UsageError for another LMDB."""
     file = path / "data.mdb" if path.is_dir() else path
     if not file.is_file():
         return None

@@ -407,10 +407,7 @@ def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Where a dataset's files come from: the local disk, or a ``url``, cached in at most ``limit`` bytes.
-
-    Picklable.
-    """
+    """The origin of a dataset's files: the local disk, or a ``url`` with a cache of ``limit`` bytes."""
 
     url: str | None = None
     cache: Path | None = None

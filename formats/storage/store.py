@@ -282,10 +282,7 @@ def _advice(place: Location) -> str:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A stored file's size in bytes, and its ETag, which changes with its content.
-
-    If a server sends no ETag, the time of the last change replaces it.
-    """
+    """A stored file's size, and its ETag, which changes with its content, or the time of its last change."""
 
     size: int
     e_tag: str

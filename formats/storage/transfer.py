@@ -135,10 +135,7 @@ class FileTransfer:
 
 @dataclass
 class Transfer(FileTransfer):
-    """The download of one file into a part.
-
-    ``arrived`` is called with the size of each received chunk, even if it is not kept.
-    """
+    """The download of one file into a part; ``arrived`` gets each chunk's size, even if it is not kept."""
 
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 

@@ -161,10 +161,7 @@ def _rebuild(
     root: str | os.PathLike[str] | None,
     runner: JobRunner,
 ) -> None:
-    """Rebuild the damaged files from the dataset's source.
-
-    Raises PlanMismatch, before publishing any table, if one differs from the manifest.
-    """
+    """Rebuild the damaged files from the source. Raises PlanMismatch before publishing a different table."""
     split, offsets = manifest.split, manifest.offsets
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
     recognised = recognise(source, split=split, options=options, seed=seed)

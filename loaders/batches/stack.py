@@ -257,10 +257,7 @@ def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> 
 
 
 def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` records with equal shapes as they fill up, then the rest, oldest first.
-
-    No reference to a list is kept.
-    """
+    """Yield lists of ``size`` records of equal shapes, then the rest, oldest first; keep no reference."""
     waiting: dict[Any, list[Any]] = {}
 
     def group_with(record: Any) -> list[Any]:

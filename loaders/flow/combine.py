@@ -155,10 +155,7 @@ def weighted_choice(weights: Sequence[int], word: int) -> int:
 
 @dataclass(frozen=True)
 class Mix(RandomlyCombined):
-    """All items of all flows, interleaved at random. See :meth:`.Flow.mix`.
-
-    Without weights every interleaving has the same probability.
-    """
+    """All items of all flows, interleaved at random; without weights all interleavings are equally likely."""
 
     def __post_init__(self) -> None:
         if not all(self.proportions):

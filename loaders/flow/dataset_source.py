@@ -84,10 +84,7 @@ class PassDownloads(Owned, Closable):
 
     @contextmanager
     def ahead(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
-        """Context of the cache for a pass that uses these files.
-
-        Downloads that are running at the end of the pass still finish.
-        """
+        """Context of the cache for a pass over these files; downloads begun before its end finish."""
         self._prefetcher.follow(files)
         try:
             yield self._cache

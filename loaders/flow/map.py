@@ -56,10 +56,7 @@ class PerItem(InPlace):
 
 @dataclass(frozen=True)
 class Map(PerItem):
-    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``. See :meth:`.Flow.map`.
-
-    The function is called when the consumer asks for an item.
-    """
+    """``function(item)`` or, with ``random``, ``function(item, rng)``, called when an item is asked for."""
 
     source: Node
     function: Function

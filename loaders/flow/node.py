@@ -234,10 +234,7 @@ def fetch_by(item_of: Callable[[Any], Any]) -> Fetch:
 
 
 class Fetched(Node):
-    """A source whose items any process can make from small keys (numbers, paths).
-
-    A ``map`` with processes sends only the keys to its workers, which then read.
-    """
+    """A source whose items are made from small keys (numbers, paths), also in the processes of a ``map``."""
 
     can_pick = never_change = True
 
@@ -279,10 +276,7 @@ def checked_seconds(value: object, name: str, *, above: float | None = None) -> 
 
 
 def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:
-    """Yield the numbers unchanged; None stands for all.
-
-    Raises IndexError for a number out of range, UsageError for a value that is not a whole number.
-    """
+    """Yield the numbers, or all for None. Raises IndexError if out of range, UsageError if not whole."""
     count = length.items
     if numbers is None:
         yield from range(count)

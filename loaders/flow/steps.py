@@ -140,10 +140,7 @@ def _check(remainder: object, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cache(Step):
-    """The items of the first complete pass, repeated in later passes. See :meth:`.Flow.cache`.
-
-    Arrays are copied once, unless the source never changes them.
-    """
+    """The items of the first complete pass, repeated later; arrays are copied unless they never change."""
 
     source: Node
 

@@ -114,10 +114,7 @@ class Signature:
 
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
-    """Return the 32 bytes of the public key in a file.
-
-    Raises OperationError if the file cannot be read, UsageError if it holds no such key.
-    """
+    """Return the 32 bytes of a public key's file. Raises OperationError, UsageError if it has none."""
     key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, "public", PUBLIC_SUFFIX)
     found: bytes = key.public_bytes_raw()
     return found

@@ -219,10 +219,7 @@ class Subset:
         return places if self.chosen is None or self.weights else np.searchsorted(self.chosen, places)
 
     def items_at(self, places: Records, epoch: int) -> Items:
-        """Return the work items of the records at these places.
-
-        Random values are numbered by record or, with weights, which may repeat records, by place.
-        """
+        """Return the work items of these places; random values go by record or, with weights, by place."""
         numbers = self.numbers_at(places, epoch)
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
 

@@ -144,7 +144,10 @@ class Steps(Generic[T]):
             part.owner = None
 
     def arrive(self, step: int, item: T) -> bool:
-        """Add an item. If its step is not missing, drop it and return False."""
+        """Add an arrived step; return whether it was missing.
+
+        Otherwise it counts as ``repeated``, or as ``stale`` if it is not from this pass or was not leased.
+        """
         if not self.is_missing(step):
             return False
         self._arrived[step] = item
@@ -307,10 +310,7 @@ class Ledger(Generic[T]):
                 yield peer, lease
 
     def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
-        """Add an arrived step; return whether it was missing.
-
-        Otherwise it counts as ``repeated``, or as ``stale`` if it is not from this pass or was not leased.
-        """
+        """Add an arrived step; return whether it was missing: others count as ``repeated`` or ``stale``."""
         if not self._was_leased(pass_number, step):
             self.stale += 1
             return False

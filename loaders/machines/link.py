@@ -81,10 +81,7 @@ def made_of(item: Any, step: int) -> LoadedStep:
 
 
 class OpenParts:
-    """The parts of a pass, often one. ``begin(pass, part)`` opens a part, which stays open during the pass.
-
-    Item i of part p is step i * parts + p.
-    """
+    """The parts of a pass, opened by ``begin(pass, part)``; item i of part p is step i * parts + p."""
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], parts: int = 1) -> None:
         self._begin = begin
@@ -188,10 +185,7 @@ class Link:
         return len(self._drawn) + len(self._leased)
 
     def make_leased_steps(self) -> None:
-        """Make the leased steps until the receiver is done.
-
-        Raises ReceiverGone, Refused, and the errors of the handshake and of the source.
-        """
+        """Make leased steps until the receiver is done. Raises ReceiverGone, Refused, and source errors."""
         self.wait_for(lambda: self.is_admitted or self.is_done)
         while not self.is_done:
             self.state = "standing by"

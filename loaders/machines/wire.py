@@ -98,10 +98,7 @@ UNSHARED = SourceTerms({"identity": "send_batches"}, UNKNOWN, UNKNOWN, picks=Fal
 
 @dataclass(frozen=True)
 class Hello:
-    """A sender's first message. It takes at most ``wants`` leased steps at a time.
-
-    ``instance`` is the same for all connections of one sender.
-    """
+    """A sender's first message: it takes ``wants`` steps at a time; its connections share an ``instance``."""
 
     name: str
     instance: str

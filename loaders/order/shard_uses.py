@@ -21,10 +21,7 @@ PLACES = 1 << 18  # computed at a time
 
 @dataclass(frozen=True, eq=False)
 class ShardUses:
-    """The ``shards`` that an epoch uses, in order of first use, and the steps of their first and last uses.
-
-    Steps are counted from where the epoch starts.
-    """
+    """The ``shards`` of an epoch in order of first use, and the steps of their first and last use."""
 
     shards: Shards
     firsts: Steps
