@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import png_of
-from shardprep.formats.images.header import EXTREME_ASPECT, KINDS as IMAGE_KINDS, ImageFlag
 from shardprep.formats.reports.duplicates import (
     DISTANCE,
     EQUAL_BYTES,
@@ -33,7 +32,7 @@ from shardprep.formats.runtime.progress import Progress, count_of, round_step, s
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.shards.summary import class_counts, inspect
+from shardprep.formats.shards.summary import class_counts, inspect, oddities
 from shardprep.formats.verification.checks import quarantined
 
 MOST_SHOWN = 24  # examples per kind
@@ -178,7 +177,6 @@ MOST_POINTS = 1000  # in a scatter plot
 BINS = 32
 OUTLIERS = 0.5  # percent of the values at each end
 RENARD = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)  # ISO 3: round numbers in equal ratios
-TINY = 32  # pixels of the shorter side
 
 
 def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict[str, list[Any]]:
@@ -224,22 +222,6 @@ def index_statistics(index: Rows, classes: int, seed: int) -> Json:
         "sides": np.stack([width, height], axis=1).tolist(),
         "weights": np.stack([width * height, length], axis=1).tolist(),
     }
-
-
-def odd_records(index: Rows) -> dict[str, list[int]]:
-    """Return the record numbers of unusual images, by oddity; an image may have several."""
-    flags, width, height = index["flags"], index["width"].astype(np.int64), index["height"].astype(np.int64)
-    is_jpeg = flags & sum(IMAGE_KINDS.values()) == 0
-    found = {
-        "CMYK": (index["components"] == 4) & is_jpeg,
-        "EXIF orientation": index["orientation"] != 1,
-        "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
-        "tiny": np.minimum(width, height) < TINY,
-        "extreme aspect": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
-        "several frames": (flags & ImageFlag.SEVERAL) != 0,
-        "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
-    }
-    return {name: np.flatnonzero(mask).tolist() for name, mask in found.items()}
 
 
 def same_size(indexes: list[Rows]) -> Numbers:
@@ -315,14 +297,15 @@ def observations(
     shown = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
     reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
+    odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
     found = [
         observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
         observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
         *_of_duplicates(names, inside, across, is_partial=is_partial),
         observation("quarantined", len(quarantine), names=reasons),
         *(
-            observation(kind, len(odd), records=[*map(names.shown, odd[:MOST_SHOWN])], leave_out=odd)
-            for kind, odd in odd_records(index).items()
+            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
+            for kind, some in odd.items()
         ),
     ]
     return [one for one in found if one["count"]]

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.header import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.read import ARCHIVE_NAME, place_of
+from shardprep.formats.shards.read import ARCHIVE_NAME, Rows, place_of
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,10 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         source=manifest.source["layout"],
         images={name: spread(images[name]) for name in ("width", "height", "length") if len(images)},
         kinds=_kinds(images),
-        oddities=_oddities(images) if len(images) else {},
+        oddities={
+            _SHOWN.get(name, name): int(np.count_nonzero(mask))
+            for name, mask in (oddities(images) if len(images) else {}).items()
+        },
         crop_ready=_crop_ready(dataset),
         columns=tuple(_column(entry, dataset.columns) for entry in manifest.column_entries),
     )
@@ -195,11 +199,16 @@ def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
     return {name: found[flag] for name, flag in KINDS.items() if flag in found}
 
 
-def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
+TINY = 32  # pixels of the shorter side
+_SHOWN = {"tiny": f"under {TINY} pixels", "extreme aspect": f"over {EXTREME_ASPECT}:1"}
+
+
+def oddities(index: Rows) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which images are unusual, by oddity; an image may have several."""
     flags, components = index["flags"], index["components"]
     width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
     is_jpeg = flags & sum(KINDS.values()) == 0
-    counts = {
+    return {
         "progressive": (flags & ImageFlag.PROGRESSIVE) != 0,
         "grayscale": components <= 2,
         "CMYK": (components == 4) & is_jpeg,
@@ -207,10 +216,9 @@ def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
         "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
         "several frames": (flags & ImageFlag.SEVERAL) != 0,
         "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
-        "under 32 pixels": np.minimum(width, height) < 32,
-        f"over {EXTREME_ASPECT}:1": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
+        "tiny": np.minimum(width, height) < TINY,
+        "extreme aspect": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
     }
-    return {name: int(np.count_nonzero(found)) for name, found in counts.items()}
 
 
 def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
