@@ -617,7 +617,4 @@ def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     return build_shard(held_job(job, items, numbers))
 
 
-@lru_cache(maxsize=1)  # shared by all shards of a worker
-def _source(packed: bytes) -> NumberedItems:
-    source: NumberedItems = unpacked(packed)
-    return source
+_source = lru_cache(maxsize=1)(unpacked)  # shared by all shards of a worker

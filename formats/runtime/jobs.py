@@ -443,11 +443,9 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _settle(future: Future[T], done: Future[T]) -> None:
     """Copy the outcome of ``done`` to ``future``, unless that has one."""
     with suppress(InvalidStateError):
-        try:
+        if (error := done.exception()) is None:
             future.set_result(done.result())
-        except InvalidStateError:
-            raise
-        except BaseException as error:
+        else:
             future.set_exception(error)
 
 

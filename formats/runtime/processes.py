@@ -527,22 +527,19 @@ def _serve(channel: Channel) -> None:
     """Run in the child: report that it is ready, then serve calls until the channel ends."""
     keep_freed_memory(KEPT_BYTES)
     answer: tuple[bool, Any] = (False, None)
-    while _send_answer(channel, answer) and (question := channel.receive()) is not None:
+    while True:
+        message = ForkingPickler.dumps(answer)
+        try:
+            channel.send(message)
+        except ConnectionError:  # the parent ended, perhaps while this process was stopped
+            return
+        if (question := channel.receive()) is None:
+            return
         call, args, kwargs = ForkingPickler.loads(question)
         try:
             answer = (False, call(*args, **kwargs))
         except Exception as error:  # the parent raises it
             answer = (True, error)
-
-
-def _send_answer(channel: Channel, answer: tuple[bool, Any]) -> bool:
-    """Send the answer; return False if the parent is gone, which may happen while this process is stopped."""
-    message = ForkingPickler.dumps(answer)
-    try:
-        channel.send(message)
-    except ConnectionError:
-        return False
-    return True
 
 
 def usable_cpus() -> int:
@@ -569,10 +566,7 @@ class WorkerPool(Owned, Executor):
         self._ended = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._threads.submit(self._call, fn, *args, **kwargs)
-
-    def _call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.call_within(None, None, fn, *args, **kwargs)
+        return self._threads.submit(self.call_within, None, None, fn, *args, **kwargs)
 
     def call_within(
         self,

@@ -130,7 +130,9 @@ class WorkFolder(Owned):
         """Take the lock; return False if another process has it, or removed the lock file meanwhile."""
         path = self.folder / "lock"
         try:
-            refuse_link(self.folder)
+            if not stat.S_ISDIR(self.folder.lstat().st_mode):  # writing would change files elsewhere
+                message = "is a link or a file where a folder belongs; remove it"
+                raise UsageError(message, path=self.folder)
             self._lock = _lock_file(path)
             is_taken = self._lock.lock(shared=self._shared, wait=False)
             return is_taken and os.fstat(self._lock.fileno()).st_ino == path.stat().st_ino
@@ -220,12 +222,6 @@ def refuse_cached(dataset: Path) -> None:
             "replace damaged copies",
             path=dataset,
         )
-
-
-def refuse_link(folder: Path) -> None:
-    """Raise UsageError unless ``folder`` is a folder; writing through a link would change files elsewhere."""
-    if not stat.S_ISDIR(folder.lstat().st_mode):
-        raise UsageError("is a link or a file where a folder belongs; remove it", path=folder)
 
 
 def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:

@@ -216,6 +216,9 @@ class RecordSet(Closable, ABC):
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), labels=self.label_space), (self.path,)
+
     def show(self, records: int | Sequence[int] = 9) -> Gallery:
         """Return records to show: as pictures in a notebook, as a list in a terminal.
 
@@ -351,9 +354,6 @@ class Dataset(RecordSet):
         """Return a record's place, for reading its columns."""
         row = self.index[number]
         return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Dataset, labels=self.label_space), (self.path,)
 
     def __repr__(self) -> str:
         columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -354,9 +353,6 @@ class Collection(RecordSet):
     def root(self) -> str:
         """The root of the collection: a hash over the roots of all parts, in order."""
         return self._file.root
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Collection, labels=self.label_space), (self.path,)
 
     def __repr__(self) -> str:
         return f"<Collection {os.fspath(self.path)!r}: {len(self):,} records in {len(self.parts):,} parts>"
