@@ -20,7 +20,7 @@ from shardprep.formats.images.decode import warn_of_decoder, warn_of_other_decod
 from shardprep.formats.images.pictures import Gallery
 from shardprep.formats.runtime.files import Closable, Owned, cached_property
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.progress import checked_int, count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.collection import Collection, open_records
@@ -38,7 +38,6 @@ from shardprep.loaders.loader.options import (
     mean_bytes,
     place_of,
     plan_of,
-    worker_count,
 )
 from shardprep.loaders.loader.replay import (
     ObservedTransform,
@@ -190,7 +189,9 @@ class Loader(Owned, Closable):
             raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
         if not isinstance(read_ahead, SupportsIndex | float) or read_ahead < 0:
             raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead!r}")
-        self._workers = worker_count(workers)
+        self._workers = (
+            usable_cpus() if workers == "auto" else checked_int(workers, "workers, if not 'auto',", least=0)
+        )
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)

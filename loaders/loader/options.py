@@ -12,7 +12,6 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
@@ -99,10 +98,6 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
     room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
-
-
-def worker_count(workers: object) -> int:
-    return usable_cpus() if workers == "auto" else checked_int(workers, "workers, if not 'auto',", least=0)
 
 
 def described(item: Any) -> str:

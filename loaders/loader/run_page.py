@@ -154,12 +154,10 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
         ]
     if len(rows) < 2:
         return None
-    chart = bars(rows, title="Encoded images read", axis="bytes per second", show=_rate)
+    chart = bars(
+        rows, title="Encoded images read", axis="bytes per second", show=lambda value: f"{size(value)}/s"
+    )
     return {"text": built(str, against["sentence"]) if against else "", "chart": chart}
-
-
-def _rate(value: float) -> str:
-    return f"{size(value)}/s"
 
 
 BATCHES = 4  # per point of a chart; fewer would show single batches instead of the rate

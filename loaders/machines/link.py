@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.files import Closable
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head
@@ -131,7 +132,7 @@ FAILED = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not th
 WAITING = "waiting for the receiver"
 
 
-class Link:
+class Link(Closable):
     """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
     ``on_change`` is called after each batch, and before each wait for the receiver. With ``bind`` the sender
@@ -356,8 +357,5 @@ class Link:
                 self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)

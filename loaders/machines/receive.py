@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
@@ -173,7 +173,7 @@ class RemoteSource(Receiver):
         position, terms = self._next if self._is_over else self._position, self._reception.terms
         return {
             "version": STATE_VERSION,
-            "terms": terms.to_json() if terms else None,
+            "terms": asdict(terms) if terms else None,
             "pass": position.pass_number,
             "step": position.step,
             "taken": list(position.taken),

@@ -81,12 +81,9 @@ class SourceTerms:
         numbers = {"steps": self.steps, "records": self.records, "any order": self.picks, "parts": self.parts}
         return self.facts | {name: str(value) for name, value in numbers.items()}
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Parse a result of ``to_json``. Raises UsageError for anything else."""
+        """Return the terms that ``asdict`` made a dict of. Raises UsageError for anything else."""
         if not isinstance(value, Mapping) or set(value) != set(cls.__dataclass_fields__):
             raise UsageError("these are not valid terms of a source")
         return cls(**value)
@@ -107,7 +104,7 @@ class Hello:
 
     def pack(self) -> list[Buffer]:
         """Return the frame. Raises UsageError if the terms are too long."""
-        terms = json.dumps(self.terms.to_json())
+        terms = json.dumps(asdict(self.terms))
         return pack_note(FrameKind.HELLO, VERSION, **(vars(self) | {"terms": terms}))
 
     @classmethod

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import printable
+from shardprep.formats.runtime.files import Closable
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 
@@ -186,7 +187,7 @@ def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
         yield from bar.over(batches)
 
 
-class LoaderBar(Iterator[Any]):
+class LoaderBar(Iterator[Any], Closable):
     """The state on a terminal or in a notebook, if it is to be ``shown``. Not thread-safe.
 
     On a terminal a thread redraws it every second during a wait for the next batch. While the program does
@@ -305,10 +306,7 @@ class LoaderBar(Iterator[Any]):
             more = (1, f" shards begun, {shards.ahead} ahead")
             yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         if self._thread:
             self._closed.set()
             self._thread.join()

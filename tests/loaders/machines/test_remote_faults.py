@@ -7,7 +7,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +207,7 @@ def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> Non
 
 
 TERMS_OF_OTHERS = [{"steps": -2}, {"steps": -1}, {"facts": {}}, {"facts": {"dataset": 1}}, {"more": 1}]
-BAD_TERMS = ["[]", "{", "[" * 15_000, *(json.dumps(TERMS.to_json() | other) for other in TERMS_OF_OTHERS)]
+BAD_TERMS = ["[]", "{", "[" * 15_000, *(json.dumps(asdict(TERMS) | other) for other in TERMS_OF_OTHERS)]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_refusal_is_short_however_much_differs_and_lists_the_names_for_an_unkn
     room.reception._expected = {}
     room.enter(b"one")
     facts = {"dataset": "other"} | {chr(0x4E00 + n): "" for n in range(2240)}
-    terms = json.dumps(replace(TERMS, facts=facts).to_json(), ensure_ascii=False, separators=(",", ":"))
+    terms = json.dumps(asdict(replace(TERMS, facts=facts)), ensure_ascii=False, separators=(",", ":"))
     room.hear(b"other", pack_note(FrameKind.HELLO, VERSION, name="o", instance="o", terms=terms, wants=1))
 
     (*_, (_, reason)) = room.stats.refused
