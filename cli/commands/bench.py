@@ -76,6 +76,8 @@ def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chose
 
 
 def _profile_lines(profile: DiskProfile) -> Iterator[str]:
+    from shardprep.loaders.measuring.disk_files import block_size  # start-up time
+
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
     yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
     methods = {
@@ -94,7 +96,7 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
         }
     )
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
-    rows += [(f"sequential, {reads.block_bytes >> 10} KiB", reads) for reads in profile.sequential]
+    rows += [(f"sequential, {block_size(reads.block_bytes)}", reads) for reads in profile.sequential]
     rows += [(f"random, {reads.queue_depth} at once", reads) for reads in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]

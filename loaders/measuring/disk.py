@@ -32,6 +32,7 @@ from shardprep.loaders.measuring.disk_files import (
     ColdWay,
     OpenFiles,
     Pattern,
+    block_size,
     cold_way,
     drop,
     read,
@@ -242,7 +243,7 @@ def measure_disk(
         place = path if kind == "folder" else _place(path.resolve())
         way = cold_way(files, filesystem)
         stream = Reading("the loader's pattern", files, way, Pattern(CHUNK_BYTES, ahead=AHEAD))
-        blocks = [Reading(f"sequential, {size >> 10} KiB", files, way, Pattern(size)) for size in BLOCKS]
+        blocks = [Reading(f"sequential, {block_size(size)}", files, way, Pattern(size)) for size in BLOCKS]
         depths = [
             Reading(f"random, {depth} at once", files, way, Pattern.of_records(record, depth=depth))
             for depth in DEPTHS

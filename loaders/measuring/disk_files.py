@@ -39,6 +39,15 @@ Pieces = npt.NDArray[np.int64]
 """[N, 2]: file numbers and offsets."""
 
 
+def block_size(size: int) -> str:
+    """Format a number of whole KiB.
+
+    >>> block_size(1 << 16), block_size(1 << 22)
+    ('64 KiB', '4 MiB')
+    """
+    return f"{size >> 10} KiB" if size % (1 << 20) else f"{size >> 20} MiB"
+
+
 class OpenFiles:
     """Open files and their sizes; the next forward pass begins after the share ``passed`` of them."""
 
@@ -99,7 +108,7 @@ class Pattern:
         order = "at random places" if self.random else "forward"
         ahead = f", requested {self.ahead} pieces ahead" if self.ahead else ""
         processes = f" by {self.depth} processes" if self.depth > 1 else ""
-        return f"preadv of {self.block >> 10} KiB {order}{processes}{ahead}"
+        return f"preadv of {block_size(self.block)} {order}{processes}{ahead}"
 
 
 def read(
