@@ -154,6 +154,7 @@ class Interrupted(BaseException):
 
 ADVICE = {
     errno.EDQUOT: "the disk quota is used up; make room and run the same command again",
+    errno.EEXIST: "something else has that name; remove it, and run the same command again",
     errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
 }
@@ -293,8 +294,8 @@ class PlainProgress(CommandProgress):
         self._printed = time.monotonic()
         self._next = self._printed + self._interval_s
         self._shown = pace.done
-        left = pace.left_s()
-        remaining = "" if left is None else f"{timedelta(seconds=round(left))} left"
+        left = round(pace.left_s())
+        remaining = f"{timedelta(seconds=left)} left" if left else ""
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), remaining]
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
 

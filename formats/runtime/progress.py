@@ -48,7 +48,7 @@ def byte_count(text: object, *, of: str) -> int:
     with suppress(ValueError):
         if isinstance(text, str) and text.endswith("B"):
             return parse_bytes(text)
-    raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")
+    raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
 
 
 def checked_int(value: object, name: str, *, least: int) -> int:
@@ -194,10 +194,10 @@ class Pace:
         texts = [f"{rate:,.0f} {self._noun}/s"] if rate and not self.counts_bytes else []
         return [*texts, f"{bytes_per_second / 1e6:,.0f} MB/s"] if bytes_per_second else texts
 
-    def left_s(self) -> float | None:
-        """Return the remaining time in seconds; None while it is unknown."""
+    def left_s(self) -> float:
+        """Return the remaining time in seconds; 0 while it is unknown, and at the end."""
         missing, (rate, _) = self.total - self.done, self._rates()
-        return missing / rate if rate else None if missing else 0.0
+        return missing / rate if rate else 0.0
 
     def _rates(self) -> tuple[float, float]:
         (began, count, size), (now, last_count, last_size) = self._samples[0], self._samples[-1]

@@ -72,5 +72,9 @@ def test_a_log_gets_a_line_each_interval(capsys: pytest.CaptureFixture[str]) -> 
         progress.at(5, 50)
         progress.at(6, 60)
 
-    (line,) = capsys.readouterr().err.splitlines()
+        progress.at(10, 100)
+        progress.shards(2, 2)
+
+    line, last = capsys.readouterr().err.splitlines()
     assert "hash: 50%" in line
+    assert last.endswith("hash: 100%, 2 of 2 shards")

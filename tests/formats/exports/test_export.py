@@ -120,6 +120,10 @@ def test_an_export_follows_a_link_to_a_folder_and_replaces_one_to_a_file(
     assert not image.is_symlink()
     assert image.read_bytes() == (whole["folders"] / folder.name / image.name).read_bytes()
 
+    elsewhere.rename(tmp_path / "moved")
+    done = prep_here("export", intact, output, "--to", "folders", "--shard-size", SIZE)
+    assert f"{folder}: something else has that name; remove it" in done.stderr
+
 
 def test_a_damaged_record_ends_the_export_and_is_named(dataset: Path, tmp_path: Path) -> None:
     (shard,) = dataset.glob("*.lmdb")
