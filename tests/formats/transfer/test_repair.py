@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats import OperationError, PlanMismatch, PlanOptions, make_sample, repair
+from shardprep.formats import OperationError, PlanMismatch, PlanOptions, UsageError, make_sample, repair
 from shardprep.formats.records.schema import Schema
 from support.column_datasets import EVERY_KIND, write_columns
 from support.datasets import converted, flip, prep, tree, writable
@@ -45,6 +45,9 @@ def test_exactly_the_damaged_shards_are_rebuilt(dataset: Path, archives: Path) -
 
 def test_another_source_is_refused(dataset: Path, archives: Path, tmp_path: Path) -> None:
     make_sample(tmp_path / "other", classes=4, train_per_class=6, val=10, test=3, seed=99)
+    for source, root in ((tmp_path / "nowhere", None), (archives, tmp_path / "nowhere")):
+        with pytest.raises(UsageError, match="nowhere: does not exist"):  # also if nothing is damaged
+            repair(dataset, source, root=root)
     damage(dataset)
 
     with pytest.raises(PlanMismatch):
