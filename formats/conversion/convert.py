@@ -303,8 +303,8 @@ def build_shards(
     home = versions_for(planned.options) if runner.executor else None
     jobs = (replace(job, home=home, builder=builder) for job in shard_jobs(planned, shards, work_folder))
     finished = {shard.name for shard in shards} & finished_shards(prepared.output)
-    if finished:
-        runner.progress.note(f"{len(finished)} of {len(shards)} shards are done already")
+    if kept := shards_kept(prepared.output, [shard.name for shard in shards]):
+        runner.progress.note(f"{kept} already")
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     return runner.run(f"{verb} {listing.split}", jobs, work_folder.run, shards, finished)
 

@@ -27,6 +27,7 @@ from typing import Any, Self
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
 from shardprep.formats.runtime.files import LockDescriptor, Owned, flush_file, no_space, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.progress import count_of
 
 WORK_FOLDER_NAME = ".prep"
 PLAN_NAME = "plan.json"
@@ -235,10 +236,7 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     try:
         differing = differences(parse_canonical_json(path.read_bytes()), guard)
     except ValueError as error:
-        raise PlanMismatch(
-            f"cannot be read ({error}); --restart (in Python restart=True) discards the unfinished work",
-            path=path,
-        ) from error
+        differing = f"its {PLAN_NAME} cannot be read ({error})"
     if differing:
         discard = "discard what it did with --restart (in Python restart=True)"
         raise PlanMismatch(
@@ -292,7 +290,8 @@ def finished_shards(output: Path) -> set[str]:
 def shards_kept(output: Path, names: Collection[str], done: str = "done") -> str:
     """Describe how many of these shards are finished, for :func:`noting_kept`; empty for none."""
     found = len(finished_shards(output).intersection(names))
-    return f"{found} of {len(names)} shards are {done}" if found else ""
+    are = "is" if len(names) == 1 else "are"
+    return f"{found} of {count_of(len(names), 'shard')} {are} {done}" if found else ""
 
 
 @contextmanager
