@@ -56,8 +56,8 @@ def profile_config() -> dict[str, str]:
         return taken
     keys = {key: found[theirs] for theirs, key in KEYS.items() if theirs in found}
     if name and not keys:
-        lacks = "has no keys" if found else "is not in ~/.aws"
-        raise UsageError(f"the profile {name!r}, which AWS_PROFILE names, {lacks}; {EXPORT}")
+        lacks = f"has no keys; {EXPORT}" if found else "is not in ~/.aws; correct the name"
+        raise UsageError(f"the profile {name!r}, which AWS_PROFILE names, {lacks}")
     return taken | keys
 
 
@@ -196,7 +196,7 @@ _UNSET = ("region", "Config error", "Content-Length Header missing")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
     "RequestTimeTooSkewed": "the clock of this machine differs from the server's; set it",
-    "ExpiredToken": "the credentials have expired",
+    "ExpiredToken": "the credentials have expired; renew them",
     "InvalidObjectState": "it is in an archive of the store; restore it there first",
 }
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -237,11 +237,15 @@ def _failure(
     """Return the error for one of obstore with this class; for a listing, only the status tells the kind."""
     status, said = _answer(text), text.partition("\n")[0]
     at: dict[str, Any] = {"path": place.url, "shard": name}
+    credentials = CREDENTIALS.get(place.scheme)
     reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), "")
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
-        return RemoteDenied(f"there are no credentials for it{_advice(place)}", **at)
+        return RemoteDenied(f"there are no credentials for it; set {credentials}", **at)
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
-        return RemoteDenied(f"denies access{status}{reason or _advice(place)}", **at)
+        permissions = "; check its permissions" + (
+            f", and the credentials: {credentials}" if credentials else ""
+        )
+        return RemoteDenied(f"denies access{status}{reason or permissions}", **at)
     if kind in ("FileNotFoundError", "NotFoundError") or status.startswith(": 404"):
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
@@ -273,11 +277,6 @@ def _answer(text: str) -> str:
     if status is None:
         return ""
     return f": {status[1]}" + (f" ({code[1]})" if code else "")
-
-
-def _advice(place: Location) -> str:
-    advice = CREDENTIALS.get(place.scheme)
-    return f"; set {advice}" if advice else "; check its permissions"
 
 
 @dataclass(frozen=True)

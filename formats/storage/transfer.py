@@ -44,6 +44,7 @@ from shardprep.formats.storage.store import (
 )
 
 SLICE_BYTES = 4 << 20
+PUBLISH_AGAIN = "publish it there again, unless another dataset has replaced it"
 PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -145,7 +146,7 @@ class Transfer(FileTransfer):
         Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, OSError.
         """
         most = fruitless = 0
-        while (failure := await self._failure(part)) is not None:
+        while failure := await self._failure(part):
             fruitless += part.size < most + LEAST_BYTES
             most = max(most, part.size)
             if fruitless == TRIES:
@@ -160,6 +161,9 @@ class Transfer(FileTransfer):
             try:
                 await self._append_from(part)
                 break
+            except RemoteMissing as error:
+                error.message += f"; {PUBLISH_AGAIN}"
+                raise
             except RangeRefused as error:
                 if self._is_whole(part):  # an earlier response claimed that it is longer
                     return None
@@ -181,8 +185,7 @@ class Transfer(FileTransfer):
             cause = f"has more than {wanted:,} bytes" if size > wanted else "has another SHA-256"
             await self._drop(part)
         return RemoteDamaged(
-            f"is not the file in the manifest: it {cause}; publish it there again, unless another dataset has "
-            "replaced it",
+            f"is not the file in the manifest: it {cause}; {PUBLISH_AGAIN}",
             path=self.remote.place.url,
             shard=self.entry.name,
         )
@@ -264,7 +267,7 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
     """
     folder = RemoteFolder(place, policy)
     try:
-        return {"": await _dataset_in(folder)}
+        return {"": await dataset_in(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
         if found := await _splits_in(folder, policy):
             return found
@@ -291,7 +294,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
-            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), policy))
+            found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
         except RemoteMissing as error:
             if name in listed and name in USUAL_ORDER:
                 raise _unpublished(error) from error
@@ -301,7 +304,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     return found
 
 
-async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
+async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
     """Return the dataset in a folder. Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed."""
     found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
     if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.loop_thread import LoopThread, run_all
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import FileEntry
@@ -118,21 +118,17 @@ class CachedFiles(DatasetFiles):
             self._cache.check_fits(entries)
             self._room_bytes = self._cache.room_bytes
             return
-        remote, at_once = RemoteFolder(self._cache.place, PATIENT), asyncio.Semaphore(AT_ONCE)
+        remote = RemoteFolder(self._cache.place, PATIENT)
 
         async def ask(entry: FileEntry) -> None:
             try:
-                async with at_once:
-                    found = await remote.about(entry.name)
+                found = await remote.about(entry.name)
                 self._issues[entry.name] = wrong_size(entry, found.size) if found else MISSING
             except ShardprepError as error:
                 self._issues[entry.name] = error
 
-        async def ask_all() -> None:
-            await asyncio.gather(*map(ask, entries))
-
         with LoopThread(threads=1) as loop:
-            loop.run(ask_all())
+            loop.run(run_all([partial(ask, entry) for entry in entries], AT_ONCE))
 
     def issue(self, entry: FileEntry) -> str:
         issue = self._issues.get(entry.name, "")

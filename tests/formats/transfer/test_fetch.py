@@ -243,7 +243,7 @@ LMDB_SHARD = "shard-00000.lmdb"
     [
         ("drip", AnswerBroken, r"bytes arrived in 0\.4 s"),
         ("403 RequestTimeTooSkewed", RemoteDenied, "the clock of this machine"),
-        ("400 ExpiredToken", RemoteDenied, "the credentials have expired"),
+        ("400 ExpiredToken", RemoteDenied, "the credentials have expired; renew them"),
         ("400 RequestTimeout", RemoteFailed, "try again"),
         ("403 InvalidObjectState", RemoteDenied, "restore it there first"),
         ("501 NotImplemented", RemoteFailed, "check the URL"),
@@ -353,7 +353,7 @@ def signatures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         (KEYS, {"AKIAENV eu-west-1"}, 3, "404"),
         ({"AWS_SKIP_SIGNATURE": "true"}, {""}, 3, "404"),
         ({"AWS_PROFILE": "sso"}, set(), 2, "'sso', which AWS_PROFILE names, has no keys; eval"),
-        ({"AWS_PROFILE": "misspelt"}, set(), 2, "'misspelt', which AWS_PROFILE names, is not in"),
+        ({"AWS_PROFILE": "misspelt"}, set(), 2, "'misspelt', which AWS_PROFILE names, is not in ~/.aws; c"),
         ({"AWS_ACCESS_KEY_ID": "AKIAENV"}, set(), 3, "there are no credentials"),
         ({"AWS_ENDPOINT_URL": "host:9000"}, set(), 2, "AWS_ENDPOINT_URL is 'host:9000', not a URL"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, set(), 2, "not a URL"),
