@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from fractions import Fraction
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeGuard
 
 from shardprep.formats.errors import UsageError, printable
 
@@ -56,6 +57,22 @@ def checked_int(value: object, name: str, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
     return operator.index(value)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number of Python or NumPy, not a bool."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
+    """Return the value as a float: at least 0, or more than ``above``. Raises UsageError."""
+    if is_number(value) and (value >= 0 if above is None else value > above):
+        return float(value)
+    least = "0 or more" if above is None else f"more than {above:g}"
+    raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
 def seed_of(value: object) -> int:

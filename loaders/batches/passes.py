@@ -155,6 +155,6 @@ def refuse_sampler(source: object) -> None:
     if caller.startswith(("torch.utils.data.", "torchdata.stateful")):
         raise UsageError(
             f"a {type(source).__name__} is iterated, and has workers of its own: write "
-            "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
-            "or iterate it without a DataLoader"
+            "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep, or iterate it without a "
+            "DataLoader"
         )

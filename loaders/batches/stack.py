@@ -321,6 +321,7 @@ class Conversion:
     """
 
     def __init__(self, source: Source, convert: Convert) -> None:
+        self.source = source
         self._passes = Passes(source)
         self._convert = convert
 

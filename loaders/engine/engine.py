@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, ClassVar, Self, cast
@@ -18,6 +16,7 @@ import numpy as np
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
 from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
+from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
@@ -42,14 +41,12 @@ from shardprep.loaders.engine.trace import KEEP, BatchWait, Trace
 from shardprep.loaders.engine.worker import SentWork
 
 
-def check_engine(*, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
+def check_engine(*, workers: int, slots: int, deadline: float | None) -> None:
     """Raise UsageError for invalid options, or if no worker can be started here."""
-    is_valid_deadline = deadline is None or (isinstance(deadline, Real) and 0 < deadline < math.inf)
-    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or not is_valid_deadline:
-        raise UsageError(
-            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline!r}: there must be at least "
-            f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
-        )
+    checked_int(workers, "workers", least=0)
+    checked_int(slots, "slots", least=MIN_SLOTS)
+    if deadline is not None:
+        checked_seconds(deadline, "deadline", above=0)
     if workers:
         refuse_in_main_import()
     if workers and multiprocessing.current_process().daemon:
@@ -298,7 +295,7 @@ class Engine(Owned, Closable):
         skip_crashes: bool = False,
         owner: str = "engine",
     ) -> None:
-        check_engine(workers=workers, slots=slots, chunk=chunk, deadline=deadline)
+        check_engine(workers=workers, slots=slots, deadline=deadline)
         self._work = work
         self.layout = layout
         self._slots = slots

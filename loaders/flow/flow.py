@@ -13,7 +13,7 @@ from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, N
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.progress import Progress, checked_int, seed_of
+from shardprep.formats.runtime.progress import Progress, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
@@ -28,7 +28,7 @@ from shardprep.loaders.flow.map import (
     ThreadMap,
     Transforming,
 )
-from shardprep.loaders.flow.node import Length, Node, checked_seconds, has
+from shardprep.loaders.flow.node import Length, Node, has
 from shardprep.loaders.flow.passes import Function, PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
 from shardprep.loaders.flow.sources import (
@@ -568,9 +568,11 @@ class Flow(Closable):
         return self.node.parts if isinstance(self.node, FromParts) else 1
 
     def part(self, pass_number: int, number: int) -> Iterator[Any]:
-        """Begin one part of a pass."""
+        """Begin one part of a pass. Raises UsageError for a part that does not exist."""
+        if checked_int(number, "the number of a part", least=0) >= self.parts:
+            raise UsageError(f"this flow has the parts 0 to {self.parts - 1}, not {number}")
         now = self._pass(pass_number)
-        return self.node.part(now, number) if isinstance(self.node, FromParts) else self.node.run(now)
+        return self.node.part(now, number) if isinstance(self.node, FromParts) else self._counted(now)
 
     def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
         """Run a pass as part ``number`` of the pass ``now`` of another flow."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from functools import partial
 from itertools import count, islice
-from numbers import Real
 from types import UnionType
 from typing import Any, ClassVar, cast
 
@@ -263,16 +262,6 @@ class Renumbered(InPlace):
 
     def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
         return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
-
-
-def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
-    """Return the value as a float: at least 0, or more than ``above``. Raises UsageError."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        seconds = float(value)
-        if (seconds >= 0 if above is None else seconds > above) and seconds < math.inf:
-            return seconds
-    least = "0 or more" if above is None else f"more than {above:g}"
-    raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
 def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:

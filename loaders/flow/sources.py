@@ -23,7 +23,7 @@ from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.runtime.files import cached_property, user_path
-from shardprep.formats.runtime.progress import checked_int, seed_of
+from shardprep.formats.runtime.progress import checked_int, checked_seconds, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
@@ -34,7 +34,6 @@ from shardprep.loaders.flow.node import (
     Fetched,
     Length,
     Node,
-    checked_seconds,
     exact,
     fetch_by,
     within,

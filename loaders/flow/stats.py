@@ -16,11 +16,11 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.progress import checked_seconds, count_of
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.map import PerItem
-from shardprep.loaders.flow.node import Node, Step, checked_seconds
+from shardprep.loaders.flow.node import Node, Step
 from shardprep.loaders.flow.passes import NodePlace, PassMeter
 from shardprep.loaders.flow.sources import FromFakeBatches
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch

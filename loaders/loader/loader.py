@@ -443,7 +443,7 @@ class Loader(Owned, Closable):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next = self._place = Epoch(self._plan, operator.index(epoch))
+        self._next = self._place = Epoch(self._plan, checked_int(epoch, "epoch", least=0))
 
     def skip(self, steps: Iterable[int]) -> None:
         """Skip steps of the next epoch, or of the rest of a resumed one, as after a loss spike.

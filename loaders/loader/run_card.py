@@ -439,20 +439,14 @@ def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
 
 
 def differing_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
-    """Return both transforms as text, with differing arguments or identities; None if they are equal."""
+    """Return both transforms as text, with their arguments or identities; None if they are equal."""
     if one is None or other is None:
         return None if one is other else (one.title if one else "none", other.title if other else "none")
     if one.name == other.name and one.arguments is not None and other.arguments is not None:
-        names = [name for name in one.arguments if one.arguments[name] != other.arguments[name]]
-        return (_named(one, names), _named(other, names)) if names else None
+        return None if one.arguments == other.arguments else (repr(one.made()), repr(other.made()))
     unknown = one.identity is None or other.identity is None
     same = one.name == other.name and (unknown or one.identity == other.identity)
     return None if same else (one.title, other.title)
-
-
-def _named(transform: TransformCard, names: list[str]) -> str:
-    arguments = transform.arguments or {}
-    return f"{transform.name}({', '.join(f'{name}={_text(arguments[name])}' for name in names)})"
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.engine.engine import Counts, CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
@@ -403,7 +404,7 @@ class LoaderStats(EngineStats, ShownStats):
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
-        return f"<{type(self).__name__}: {self.rows:,} images in {self.batches:,} batches{limit}>"
+        return f"<{type(self).__name__}: {count_of(self.rows, 'image')} in {count_of(self.batches, 'batch')}{limit}>"
 
 
 WINDOW_S = 0.5  # per rate, so that the median ignores short delays

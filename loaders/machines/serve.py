@@ -85,8 +85,7 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
     facts = {"identity": digest_of(source) if identity is None else identity}
     terms = wire.SourceTerms(facts, items, items, picks=picks, parts=source.parts)
     most = MAX_IN_FLIGHT if source.batches_never_change else 0
-    begin = source.part if source.parts > 1 else lambda pass_number, _: source.at_pass(pass_number)
-    parts = OpenParts(begin, source.parts)
+    parts = OpenParts(source.part, source.parts)
     return ServedSource(terms, most, partial(_picked, source) if picks else parts.items, parts.close)
 
 

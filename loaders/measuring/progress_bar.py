@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
-from shardprep.formats.errors import printable
+from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.runtime.files import Closable
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
@@ -171,19 +171,26 @@ class _Lines(FittingBar, tqdm):  # type: ignore[type-arg]
             _Screen.current().put(self, None)
 
 
-def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
-    """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
+def watched(loader: Iterable[Any], *, title: str = "loading") -> Iterator[Any]:
+    """Yield the batches of the next epoch or pass of ``loader``, and show its state.
+
+    ``loader`` is a Loader, a Flow, or what to_torch or to_jax makes of one.
 
     ``for images, labels in watched(train): ...`` shows lines on a terminal's stderr: the ``title`` and the
     epoch's progress, the rate over the last minute and the limiting stage, each stage's share of the time,
     and the number of ready batches. They stay below the program's output, and are removed when the epoch
     ends, is left, or fails. A notebook shows one line, with the rate and the limit; elsewhere nothing is
-    shown. The cost is some microseconds per batch.
+    shown. The cost is some microseconds per batch. Raises UsageError for anything else.
     """
+    source: Any = getattr(loader, "source", loader)
     total = None
+    if not hasattr(source, "stats"):
+        raise UsageError(
+            f"watched takes a Loader or a Flow, or to_torch or to_jax of one, not {type(loader).__name__}"
+        )
     with suppress(TypeError):  # a flow of unknown length
-        total = len(loader)
-    with LoaderBar(loader, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
+        total = len(loader)  # type: ignore[arg-type]
+    with LoaderBar(source, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
         yield from bar.over(batches)
 
 

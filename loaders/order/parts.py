@@ -8,7 +8,6 @@ unique integers are sorted, so the order is the same on every platform and with 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.progress import is_number
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]
@@ -281,8 +281,7 @@ def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def _share(name: str, weight: Any) -> Fraction:
-    is_number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
-    if not is_number or not 0 < weight <= sys.float_info.max:
+    if not is_number(weight) or weight <= 0:
         raise UsageError(f"the weight of {name} must be a number above 0, not {weight!r}")
     return Fraction(float(weight))
 

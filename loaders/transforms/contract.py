@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard
 
 import numpy as np
@@ -16,15 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.records.record import check_transform
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import takes
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number of Python or NumPy, not a bool."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
+from shardprep.formats.runtime.progress import is_number, takes
 
 
 def are_numbers(values: object, count: int) -> TypeGuard[tuple[float, ...]]:

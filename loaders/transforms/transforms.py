@@ -19,6 +19,7 @@ from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.images.header import EXTREME_ASPECT
 from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.progress import is_number
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -31,7 +32,6 @@ from shardprep.loaders.transforms.contract import (
     are_numbers,
     check_choice,
     is_count,
-    is_number,
 )
 from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Reduction
 from shardprep.loaders.transforms.geometry import (

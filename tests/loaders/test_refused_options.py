@@ -200,7 +200,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(Batches, [1], batch_size=2), each_of(batch_size=(0, -1), remainder=("pad",))),
     (
         partial(Engine, Writing(), layout(4), workers=1),
-        each_of(workers=(-1,), slots=(2,), chunk=(0,), deadline=(0,)),
+        each_of(workers=(-1,), slots=(2, None), deadline=(0, "1")),
     ),
     (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
 ]

@@ -695,6 +695,9 @@ def assert_same_in_parts(pipeline: Pipeline, flow: Flow) -> None:
     if pipeline.expected(1).refused:
         return
     parts = [drawn(flow.part(1, n)) for n in range(2)]
+    for number, says in ((2, "the parts 0 to 1, not 2"), (-1, "at least 0")):
+        with pytest.raises(UsageError, match=says):
+            flow.part(1, number)
     assert_same(parts[0], pipeline.expected(1))
     if not any(step.is_random for step in pipeline.steps):
         assert_same(parts[1], pipeline.expected(1))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform, TransformInput
+from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform, TransformInput, Views
 from shardprep.loaders.loader.run_card import digest_of
 from support.loaded import loader_on
 from support.loader_workers import Tagging, fail
@@ -116,8 +116,9 @@ OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
     (
         TrainTransform(32),
         TrainTransform(48, flip=False),
-        r"\(size=32, flip=true\) .* \(size=48, flip=false\)",
+        r"TrainTransform\(32\) .* \(48, flip=False\)",
     ),
+    (Views([TrainTransform(32)]), Views([TrainTransform(48)]), r"\(TrainTransform\(32\),\)\) where .*\(48\)"),
     (TrainTransform(32), EvalTransform(32), "TrainTransform where this one has EvalTransform"),
     (TrainTransform(32), None, "TrainTransform where this one has none"),
     (None, lengths, "none where this one has lengths"),

@@ -115,6 +115,8 @@ def test_it_is_served_and_watched(make: Make) -> None:
     with make() as source:
         whole = epoch_of(source)
         assert sum(1 for _ in watched(source)) == 8
+        with pytest.raises(UsageError, match="not enumerate"):
+            next(watched(enumerate(source)))
     with wired(make) as remote:
         assert_same(epoch_of((images, labels) for images, labels in remote), whole)
         receipt = remote.receipt()

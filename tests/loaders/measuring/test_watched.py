@@ -14,6 +14,7 @@ from support.terminal_screen import Terminal
 FLOW = """
 import logging, sys, time
 from shardprep.loaders import Flow
+from shardprep.loaders.batches.stack import Conversion
 from shardprep.loaders.measuring import progress_bar, watched
 
 logging.basicConfig(format="log: %(message)s")
@@ -34,7 +35,7 @@ for item in watched(flow, title="train"):
         print("line")
         logging.warning("a line")
     if item == 20:
-        for inner in watched(Flow.from_iterable(range(5)), title="validation"):
+        for inner in watched(Conversion(Flow.from_iterable(range(5)), str), title="validation"):
             print("inner", inner)
 print("the end")
 """
