@@ -71,7 +71,7 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any
     if html and isinstance(dataset, str):
         raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
     if html and is_collection(dataset):
-        raise click.UsageError(f"{dataset} is a collection; run --html for its parts, one at a time")
+        raise click.UsageError(f"{dataset} is a collection; use --html on its parts, one at a time")
 
     def inspected(place: Path | str) -> Output:
         page = file_of(html, place, dataset) if html else None

@@ -149,7 +149,7 @@ def send_batches(
     ):
         if not link.wait_for(lambda: link.lag > 0 or link.is_done, math.inf if timeout is None else timeout):
             raise OperationError(
-                f"{endpoint}: no receiver admitted this sender within {timeout} s; is one iterating there?"
+                f"{endpoint}: no receiver admitted this sender within {timeout} s; check that one is iterating there"
             )
         try:
             link.make_leased_steps()

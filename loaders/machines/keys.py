@@ -409,4 +409,4 @@ class SenderAuth:
                 f"{self._endpoint}: the receiver there has no keys, so it cannot prove its identity; give it keys"
             )
         if is_refused or not SIGNATURE.startswith(greeting[:1]):
-            raise WrongReceiver(f"{self._endpoint}: the peer there is not a receiver; is the address right?")
+            raise WrongReceiver(f"{self._endpoint}: the peer there is not a receiver; check the address")

@@ -188,7 +188,7 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
     try:
         if not link.wait_for(lambda: link.has_sent_hello, patience):
             raise OperationError(
-                f"{endpoint}: no receiver was there for {patience:g} s; is the address right, and one running?"
+                f"{endpoint}: no receiver was there for {patience:g} s; check the address, and that one is running"
             )
         link.make_leased_steps()
     except ReceiverGone:

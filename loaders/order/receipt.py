@@ -185,7 +185,7 @@ class Receipt:
                 raise UnknownVersion(f"a receipt of version {value['version']!r}, not {VERSION}")
             receipt = cls(**built_fields(cls, {"omitted": plain(Tally())} | value))
             if max(receipt.skipped, default=0) >= 1 << 63:
-                raise ValueError("it has too large record numbers")
+                raise ValueError("its record numbers are too large")
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a receipt: {error!r}") from error
         return receipt

@@ -48,7 +48,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
         (["--to", "nonsense"], 2, "tcp://"),
         ([], 2, "--to"),
         (["--to", "tcp://127.0.0.1:1", "--patience", -1], 2, "--patience"),
-        (["--to", "tcp://127.0.0.1:1", "--patience", 0.1], 3, "there for 0.1 s; is the address right"),
+        (["--to", "tcp://127.0.0.1:1", "--patience", 0.1], 3, "there for 0.1 s; check the address"),
     ],
 )
 def test_a_wrong_argument_or_a_receiver_that_is_not_there_is_reported(
