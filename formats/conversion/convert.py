@@ -30,12 +30,11 @@ from shardprep.formats.conversion.shard import (
     SkippedImage,
     built_row,
     entry_of,
-    row_dtype,
     shard_jobs,
 )
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.formats.images.header import ImageFlag, cause_of
-from shardprep.formats.records.record import MAX_KEY_BYTES, LabelSpace, content_root
+from shardprep.formats.records.record import LabelSpace, content_root
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.jobs import JobRunner
@@ -65,7 +64,9 @@ from shardprep.formats.shards.manifest import (
     QUARANTINE_NAME,
     Manifest,
     index_dtype,
+    index_row_of,
     kinds_in,
+    tables_of,
 )
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
@@ -479,7 +480,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         crop_ready=int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY)),
         columns=columns,
     )
-    names = [*(table.name for table in tables), *(column.table.name for column in manifest.column_entries)]
+    names = [table.name for table in tables_of(manifest)]
     for stale in TABLE_NAMES - set(names):  # left by an unfinished conversion
         (output / stale).unlink(missing_ok=True)
     publish_tables(work_folder, names)
@@ -567,8 +568,8 @@ def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator
     """Yield each shard's rows, with content digests. Raises ManifestDamaged if they changed."""
 
     def row_of(width: int) -> np.dtype[np.void] | None:
-        key_bytes = width - row_dtype(1).itemsize + 1
-        return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
+        row = index_row_of(width - 32, offsets=True)  # without the digest
+        return None if row is None else built_row(row)
 
     return _rows_in(work_folder, built, row_of)
 
@@ -605,7 +606,8 @@ def column_entries(
 def _column_entry(
     work_folder: WorkFolder, column: Field, built: Sequence[BuiltColumn], offsets: bool
 ) -> ColumnEntry:
-    name, row, of_built = table_name(column.name), column_row(column, offsets=offsets), built_row(column)
+    name, row = table_name(column.name), column_row(column, offsets=offsets)
+    of_built = built_row(column_row(column))
     records = sum(part.records for part in built)
 
     def parts() -> Iterator[Rows]:

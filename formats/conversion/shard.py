@@ -106,7 +106,7 @@ def build_column(
             if (own.width, own.height) != (image.width, image.height):
                 others.append(key)
         stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
-    rows = np.zeros(len(stored), built_row(field))
+    rows = np.zeros(len(stored), built_row(column_row(field)))
     rows["row"] = rows_of(field, [each.image for each in stored], [each.crc32c for each in stored])
     rows["digest"] = np.array([content_digest(each.key, UNLABELLED, each.image) for each in stored], "V32")
     name = "" if field.is_fixed else shard_name(field.name, job.shard.number, job.container)
@@ -121,9 +121,9 @@ def build_column(
     return BuiltColumn(**published, other_sizes=len(others), first_other=others[0].decode() if others else "")
 
 
-def built_row(field: Field) -> np.dtype[np.void]:
-    """Return the dtype of a row of the column's table plus the value's content digest."""
-    return np.dtype([("row", column_row(field)), ("digest", "V32")])
+def built_row(row: npt.DTypeLike) -> np.dtype[np.void]:
+    """Return the dtype of a row of the index or a column's table, plus the content digest."""
+    return np.dtype([("row", row), ("digest", "V32")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +314,6 @@ def shard_jobs(planned: Plan, shards: Iterable[PlannedShard], work_folder: WorkF
         )
 
 
-def row_dtype(key_bytes: int) -> np.dtype[np.void]:
-    """Return the dtype of a row of the index plus the record's content digest."""
-    return np.dtype([("row", index_dtype(key_bytes)), ("digest", "V32")])
-
-
 def build_shard(job: ShardJob) -> BuiltShard:
     """Build, check and publish a shard, unless it is finished. Safe to kill and repeat."""
     if finished := trusted_commit(job):
@@ -371,7 +366,7 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
     images'.
     """
     built, name = unfinished(job.run, job.shard.name), job.shard.name
-    rows, count = np.zeros(len(job.entries), row_dtype(job.key_bytes)), 0
+    rows, count = np.zeros(len(job.entries), built_row(index_dtype(job.key_bytes))), 0
     extent, known, archive = job.shard.extent, list[Sample](), job.reader.archive if job.region else None
     if len(job.schema) or not job.has_images:
         samples = known = list(samples)

@@ -451,6 +451,11 @@ def index_dtype(key_bytes: int, *, offsets: bool = True) -> np.dtype[np.void]:
     return np.dtype([*columns, ("offset", "<u8")] if offsets else columns)
 
 
+def tables_of(manifest: Manifest) -> list[FileEntry]:
+    """Return the entries of the tables of a dataset and its columns."""
+    return [*manifest.tables, *(column.table for column in manifest.column_entries)]
+
+
 def with_offsets(rows: Rows) -> Rows:
     """Return index rows with a column ``offset``, which is 0 for format 1.0."""
     if "offset" in (rows.dtype.names or ()):

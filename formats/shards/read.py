@@ -164,11 +164,6 @@ Rows = npt.NDArray[np.void]
 def write_table(file: BinaryIO, rows: Rows) -> None:
     """Write .npy version 1.0, determined by the rows; ``np.save``, through C's stdio, ignores disk errors."""
     file.write(table_header(rows.dtype, len(rows)))
-    write_rows(file, rows)
-
-
-def write_rows(file: BinaryIO, rows: Rows) -> None:
-    """Write rows of a table, after its header or earlier rows."""
     file.write(np.ascontiguousarray(rows).tobytes())
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from posixpath import splitext
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
 def _stems(folder: Path) -> set[str]:
     """Return the paths below a folder of its files that are not hidden, without extensions."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names if name[0] != ".")
-    return {_stem(file.relative_to(folder).as_posix()) for file in files}
+    return {splitext(file.relative_to(folder).as_posix())[0] for file in files}
 
 
 def images_among(names: Iterable[str]) -> str | None:
@@ -235,19 +236,13 @@ def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile
     for file in walk.files_below():
         if file.path.startswith(but) or walk.is_left_out(file):
             continue
-        if (first := found.setdefault(_stem(file.path), file)) is not file:
+        if (first := found.setdefault(splitext(file.path)[0], file)) is not file:
             twice = f"differs from {first.path} only in its extension; remove one of them"
             walk.problems.add(SourceDamaged(twice, path=walk.top / file.path), "twice")
         elif file.size > MAX_IMAGE_BYTES:
             large = f"has {file.size} bytes, but an image has at most {MAX_IMAGE_BYTES}; remove it"
             walk.problems.add(SourceDamaged(large, path=walk.top / file.path), "too large")
     return found
-
-
-def _stem(path: str) -> str:
-    """Return a path without its extension."""
-    stem, dot, extension = path.rpartition(".")
-    return stem if dot and "/" not in extension else path
 
 
 def pair_columns(number: int) -> tuple[str, str, str]:

@@ -39,7 +39,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.shards.dataset import Dataset, RecordSet
-from shardprep.formats.shards.manifest import INDEX_NAME, Manifest
+from shardprep.formats.shards.manifest import INDEX_NAME, Manifest, tables_of
 from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles
 from shardprep.formats.storage.cache_folder import (
     PATIENCE_S,
@@ -523,11 +523,6 @@ def saying_published(cache: FileCache, entry: FileEntry) -> Iterator[None]:
             shard=entry.name,
             key=error.key,
         ) from error
-
-
-def tables_of(manifest: Manifest) -> list[FileEntry]:
-    """Return the tables of a dataset and its columns, which stay in the cache while it is open."""
-    return [*manifest.tables, *(column.table for column in manifest.column_entries)]
 
 
 class CachedDataset(Dataset):

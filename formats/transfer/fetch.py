@@ -18,7 +18,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry, read_small
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import (
@@ -90,11 +90,10 @@ class LocalCopy:
     @property
     def wanted(self) -> list[FileEntry]:
         """The files to fetch, tables first; all files if those not chosen exist, to complete the copy."""
-        manifest, columns = self.manifest, self.manifest.column_entries
+        manifest = self.manifest
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
-        sharded = [manifest.shards, *(column.shards for column in columns if column.shards)]
-        chosen = [*manifest.tables, *(column.table for column in columns)]
-        chosen += [shards[number] for number in numbers for shards in sharded]
+        sharded = [manifest.shards, *(column.shards for column in manifest.column_entries if column.shards)]
+        chosen = tables_of(manifest) + [shards[number] for number in numbers for shards in sharded]
         names = {file.name for file in chosen}
         others = [file for file in manifest.files if file.name not in names]
         return chosen if any(map(self._is_missing, others)) else [*chosen, *others]

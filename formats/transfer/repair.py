@@ -38,7 +38,7 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
     shards_kept,
 )
-from shardprep.formats.shards.manifest import Manifest, read_manifest
+from shardprep.formats.shards.manifest import Manifest, read_manifest, tables_of
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
@@ -171,8 +171,7 @@ def _rebuild(
     listing = recognised.listing(split)
     planned = _planned_again(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)
-    tables = [*manifest.tables, *(column.table for column in manifest.column_entries)]
-    wanted = [table for table in tables if table.name in damaged]
+    wanted = [table for table in tables_of(manifest) if table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
     needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
     if wanted:  # their rows come from all shards

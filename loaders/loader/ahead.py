@@ -30,6 +30,7 @@ from shardprep.formats.errors import ShardprepError
 from shardprep.formats.runtime.files import OPEN_FLAGS, CollectedEnd, Descriptor, Owned
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.in_place import Block
+from shardprep.formats.shards.manifest import tables_of
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import (
     CacheCounts,
@@ -37,7 +38,6 @@ from shardprep.formats.storage.cache import (
     CacheTooSmall,
     FileCache,
     FileHold,
-    tables_of,
 )
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.engine.engine import Counts
