@@ -38,6 +38,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
+from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
@@ -102,7 +103,7 @@ def refuse_network(output: Path, kind: str) -> None:
 
 
 def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str = "a conversion") -> None:
-    """Raise UsageError for an output in the source, or one that contains anything but unfinished work.
+    """Raise UsageError for an output in the source or a dataset, or with anything but unfinished work in it.
 
     ``work`` names this work in the error. Raises OSError if the output is not writable.
     """
@@ -115,6 +116,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
             raise UsageError(
                 "is inside the source, where the next run would find it; choose another output", path=output
             )
+    refuse_in_dataset(output)
     if not os.path.lexists(output):
         return
     if not output.is_dir():

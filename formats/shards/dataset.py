@@ -282,6 +282,14 @@ def refuse_folder_of_splits(folder: Path) -> None:
         )
 
 
+def refuse_in_dataset(output: Path) -> None:
+    """Raise UsageError for an output below the folder of a dataset."""
+    if any((folder / INDEX_NAME).exists() for folder in output.absolute().parents):
+        raise UsageError(
+            "is in the folder of a dataset, which it would damage; choose another path", path=output
+        )
+
+
 def _is_dataset(folder: Path) -> bool:
     return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
 

@@ -471,6 +471,11 @@ def seals_folder() -> Path:
     return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep/seals"
 
 
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes with a file: its device, inode, size, mtime and ctime."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 @dataclass(frozen=True)
 class Seal:
     """The seal of a file verified against the digest ``root``; ``status`` is from before it was read."""
@@ -510,6 +515,4 @@ class Seal:
 
     @property
     def _text(self) -> bytes:
-        found = self.status
-        numbers = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, numbers))}\n".encode()
+        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, state_of(self.status)))}\n".encode()

@@ -44,6 +44,7 @@ from shardprep.formats.shards.dataset import (
     RecordSet,
     is_collection,
     refuse_folder_of_splits,
+    refuse_in_dataset,
 )
 from shardprep.formats.shards.manifest import (
     COLLECTION_NAME,
@@ -55,7 +56,7 @@ from shardprep.formats.shards.manifest import (
     index_dtype,
     read_manifest,
 )
-from shardprep.formats.shards.read import Rows, Seal, published_file, read_small
+from shardprep.formats.shards.read import Rows, Seal, published_file, read_small, state_of
 from shardprep.formats.storage.open import cached_place, open_dataset
 
 
@@ -285,7 +286,7 @@ class _IndexFile:
             status = os.fstat(descriptor)
             if verify or not Seal(status, self._manifest.root).holds:
                 checked_index(part.folder, part.manifest, verify=verify)
-            self._known = _identity(status)
+            self._known = state_of(status)
             self._start = 10 + int.from_bytes(read_at(descriptor, 2, 8), "little")  # after the header
         width = (status.st_size - self._start) // self._manifest.records
         spare = index_dtype(1, offsets=self._manifest.offsets).itemsize - 1
@@ -301,7 +302,7 @@ class _IndexFile:
                 offset = self._start + int(numbers[first]) * self.row.itemsize
                 if read_into(descriptor, memory, offset) != len(memory):
                     raise self._changed()
-            if _identity(os.fstat(descriptor)) != self._known:
+            if state_of(os.fstat(descriptor)) != self._known:
                 raise self._changed()
         return rows
 
@@ -309,10 +310,6 @@ class _IndexFile:
         return ManifestDamaged(
             "changed since it was verified; prep verify shows what is wrong", path=self._path
         )
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Collection(RecordSet):
@@ -416,7 +413,9 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     folder, folders = user_path(out), user_paths(parts, "parts")
     if not 0 < len(folders) <= MAX_PARTS:
         raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
-    names, manifests = _names_of(folders), [_manifest(part) for part in folders]
+    for part in folders:
+        refuse_folder_of_splits(part)
+    names, manifests = _names_of(folders), [read_manifest(part) for part in folders]
     roots = [manifest.root for manifest in manifests]
     for name, root in zip(names, roots, strict=True):
         if roots.count(root) > 1:
@@ -427,6 +426,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     found = CollectionFile(tuple(map(PartEntry.of, names, places, manifests)))
     if (folder / MANIFEST_NAME).exists():
         raise UsageError("holds a dataset; make the collection in another folder", path=folder)
+    refuse_in_dataset(folder)
     if (folder / WORK_FOLDER_NAME / PLAN_NAME).exists():
         raise UsageError("holds unfinished work; make the collection in another folder", path=folder)
     try:
@@ -448,11 +448,6 @@ def _holds(folder: Path, wanted: CollectionFile) -> bool:
     if (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
         raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
     return True
-
-
-def _manifest(folder: Path) -> Manifest:
-    refuse_folder_of_splits(folder)
-    return read_manifest(folder)
 
 
 def _names_of(folders: Sequence[Path]) -> list[str]:

@@ -202,6 +202,8 @@ def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
         fetched(f"file://{bucket}/shards", tmp_path / "other", shards=[0])
     with pytest.raises(UsageError, match="is not empty"):
         fetched(f"file://{bucket}/shards/val", tmp_path)
+    with pytest.raises(UsageError, match="in the folder of a dataset"):
+        fetched(f"file://{bucket}/shards/val", tmp_path / "copy/a/b")
 
 
 def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_path: Path) -> None:
