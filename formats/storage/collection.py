@@ -457,7 +457,7 @@ def _names_of(folders: Sequence[Path]) -> list[str]:
         names = ["/".join(parts[-count:]) for parts in whole]
         if len(set(names)) == len(names):
             return names
-    raise UsageError("a part is given twice")
+    raise UsageError(f"{max(folders, key=folders.count)} is given twice; give each part once")
 
 
 def _place(folder: Path, out: Path) -> str:

@@ -92,7 +92,7 @@ def repair(
         raise UsageError("is the URL of a copy; --root is only for a list of images", path=origin.url)
     for given in (origin, None if root is None else user_path(root)):
         if isinstance(given, Path) and not given.exists():  # also if there is nothing to repair
-            raise UsageError("does not exist", path=given)
+            raise UsageError("does not exist; correct the path", path=given)
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
     verified = partial(verify_folder, path, "full", workers, executor, runner.progress)
     refuse_cached(path)

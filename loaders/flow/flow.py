@@ -731,7 +731,7 @@ class Flow(Closable):
         return type(self), (self.node,)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.length} items, ending in {type(self.node).__name__}>"
+        return f"<{type(self).__name__} ending in {type(self.node).__name__}, length {self.length}>"
 
 
 class FakeData(Flow):

@@ -317,7 +317,7 @@ def _opened(path: Path, stack: ExitStack, seconds: float) -> tuple[str, OpenFile
         paths = [path / names[number * len(names) // count] for number in range(count)]
         remarks = (f"{count} of {len(names)} shards were read",) if count < len(names) else ()
     elif not path.is_file():
-        raise UsageError("is neither a file nor a folder" if path.exists() else "does not exist", path=path)
+        raise UsageError("does not exist, or is neither a file nor a folder; give another path", path=path)
     files = OpenFiles.of(paths, stack)
     if 0 in files.sizes:
         todo = "prep repair rebuilds it" if kind == "dataset" else "name a file that has content"
