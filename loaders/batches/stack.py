@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat
-from typing import Any, Literal
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -208,37 +208,6 @@ def shapes_of(record: Any) -> Any:
     if isinstance(record, Mapping):
         return frozenset((name, shapes_of(part)) for name, part in record.items())
     return tuple(map(shapes_of, record)) if isinstance(record, tuple | list) else np.shape(record)
-
-
-Remainder = Literal["keep", "drop"]
-
-
-class Batches:
-    """Batches of ``batch_size`` records each, stacked: arrays, or tuples or dicts of arrays or numbers.
-
-    Every array is new, contiguous and aligned to 64 bytes. ``remainder`` says whether an incomplete last
-    batch is kept or dropped. Raises UsageError if records differ in shape, dtype or form.
-    """
-
-    batches_never_change = True
-
-    def __init__(self, records: Source, batch_size: int, *, remainder: Remainder = "keep") -> None:
-        if batch_size < 1 or remainder not in ("keep", "drop"):
-            raise UsageError(
-                f"batch_size={batch_size}, remainder={remainder!r}: give at least 1, and 'keep' or 'drop'"
-            )
-        self._records = Passes(records)
-        self._batch_size = batch_size
-        self._remainder = remainder
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self._records), self._batch_size)
-        return full + (rest > 0 and self._remainder == "keep")
-
-    def __iter__(self) -> Iterator[Any]:
-        with ending(self._records.begin()) as records:
-            least = self._batch_size if self._remainder == "drop" else 1
-            yield from map(stack, grouped(records, repeat(self._batch_size), least=least))
 
 
 def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:

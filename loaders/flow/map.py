@@ -19,6 +19,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.records.codecs import is_whole
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED
 from shardprep.formats.runtime.files import Owned, cached_property
@@ -141,11 +142,15 @@ def _record_of(item: Any) -> Record:
         item = (image if isinstance(image, dict) else {"image": image}) | {"label": label}
     if not isinstance(item, dict):
         raise UsageError(f"a transform needs items of (image, label), or dicts, not a {type(item).__name__}")
-    label = item.get("label", UNLABELLED)
-    if isinstance(label, str):
-        raise UsageError("a transform needs labels as numbers, which from_dataset(path, columns=...) gives")
+    label, image = item.get("label", UNLABELLED), item.get("image", b"")
+    if not is_whole(label):
+        raise UsageError(
+            "a transform needs whole numbers as labels; from_dataset(path, columns=...) gives them"
+        )
+    if not isinstance(image, bytes | bytearray | memoryview):
+        raise UsageError(f"a transform needs encoded images, as bytes, not {type(image).__name__}")
     columns = {name: value for name, value in item.items() if name not in RESERVED}
-    record = Record(item.get("key", ""), int(label), item.get("image", b""))
+    record = Record(item.get("key", ""), int(label), bytes(image))
     return ColumnRecord.of(record, columns) if columns else record
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from functools import partial
-from importlib import resources
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Self
@@ -50,7 +49,7 @@ def from_iterable(items: Iterable[Any]) -> Node:
             "function that returns a new one (such as a generator function), or Flow.from_iterable a list"
         )
     found = SequenceItems.of(items)
-    return FromIterable(items) if found is None else FromSequence(found.sequence)
+    return FromIterable(Passes(items)) if found is None else FromSequence(found.sequence)
 
 
 @dataclass(frozen=True)
@@ -78,31 +77,31 @@ class FromSequence(Node):
 
 @dataclass(frozen=True)
 class FromIterable(Node):
-    """The elements of ``items``, which is iterated once per pass: a set, a Loader, another library's data."""
+    """The items of a source that is iterated once per pass: a set, a Loader, another library's data."""
 
-    items: Iterable[Any]
+    passes: Passes
 
-    title = "from_iterable({0.items.__class__.__name__})"
+    title = "from_iterable({0.passes.source.__class__.__name__})"
     facts = "{0.length}"
 
     @property
     def length(self) -> Length:
-        items = Passes(self.items).steady_length
+        items = self.passes.steady_length
         return UNKNOWN if items is None else exact(items)
 
     @property
     def never_change(self) -> bool:
-        return Passes(self.items).batches_never_change
+        return self.passes.batches_never_change
 
     def run(self, now: PassContext) -> Iterator[Any]:
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
         promised, counted = self.length, count()
-        with ending(Passes(self.items).begin()) as items:
+        with ending(self.passes.begin()) as items:
             draws = now.here.timed_draws(self.label, items)
             yield from map(lambda item, number: item, draws, counted)
         if promised.is_exact and (found := next(counted)) != promised.items:
             raise UsageError(
-                f"the {type(self.items).__name__} says that it has {promised.items} items, but pass {now.number} had "
+                f"the {type(self.passes.source).__name__} says that it has {promised.items} items, but pass {now.number} had "
                 f"{found}: give Flow.from_callable a function that returns it, then the length is unknown"
             )
 
@@ -273,11 +272,10 @@ ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 
 def fake_files(seed: int) -> list[memoryview]:
     """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
+    from shardprep.formats.sources.sample import Album  # start-up time
+
     rng = np.random.default_rng(seed)
-    folder = resources.files("shardprep.formats") / "data/photographs"
-    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jpg"))
-    files = [(folder / name).read_bytes() for name in names if name != "cmyk.jpg"]
-    photographs: list[Any] = [cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR) for file in files]
+    photographs = Album(lambda: None).photographs
     count = PER_PHOTOGRAPH * len(photographs)
     sizes = np.exp(SPREAD * rng.standard_normal(count))
     pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL

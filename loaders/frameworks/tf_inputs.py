@@ -9,14 +9,15 @@ from functools import partial
 from itertools import islice, repeat, takewhile
 from multiprocessing.util import Finalize
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.loaders.batches.passes import Passes, Source
-from shardprep.loaders.batches.stack import Batches, Remainder
+from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.flow.sources import FromIterable
 from shardprep.loaders.frameworks.tensors import (
     Leaves,
     array_of,
@@ -416,12 +417,17 @@ class BatchQueueInput(QueueInput):
         records: Source,
         batch_size: int,
         *,
-        remainder: Remainder = "keep",
+        remainder: Literal["keep", "drop"] = "keep",
         signature: Any = None,
         capacity: int | str | None = None,
     ) -> None:
-        batches = Batches(records, batch_size, remainder=remainder)
-        super().__init__(batches, signature=signature, capacity=capacity)
+        flow = records if isinstance(records, Flow) else Flow(FromIterable(Passes(records)))
+        self._batches = flow.batch(batch_size, remainder=remainder)
+        super().__init__(self._batches, signature=signature, capacity=capacity)
+
+    def close(self) -> None:
+        super().close()
+        self._batches.close()
 
 
 def fed_queue(

@@ -12,7 +12,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
 from shardprep.loaders.batches.slots import SlotLayout, SlotRing, SlotsHeld
-from shardprep.loaders.batches.stack import Batches
+from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.file_changes import files_of_at_most
 
@@ -34,7 +34,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
 def test_records_that_do_not_fit_together_are_an_error(wrong: str) -> None:
     records, message = WRONG[wrong]
     with pytest.raises(UsageError, match=message):
-        list(Batches(records, 2))
+        stack(records)
 
 
 def test_an_empty_source_cannot_be_peeked_at() -> None:

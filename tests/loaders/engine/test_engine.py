@@ -189,14 +189,13 @@ def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pyt
 
 
 def test_a_start_does_not_wait_for_an_engine_that_it_collects() -> None:
-    engine = Engine(Writing(), layout(4), workers=1)
-    list(engine.run(plans_of(4, 4)))
-    cycle: list[Any] = [engine]
+    cycle: list[Any] = [Engine(Writing(), layout(4), workers=1)]
+    list(cycle[0].run(plans_of(4, 4)))
     cycle.append(cycle)
-    del engine, cycle
 
     with starting_process():
         began = time.monotonic()
+        del cycle
         gc.collect()
         assert time.monotonic() - began < 2.0
     until(lambda: not multiprocessing.active_children())

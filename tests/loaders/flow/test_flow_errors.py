@@ -154,6 +154,8 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
     (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x, threads=2), "item 2.*drop_none=True"),
     (lambda: over(1).map(lambda x: 5, processes=1, outputs=IMAGE), r"float32\[4, 5\] and returns int64\[\]"),
     (lambda: over(5).transform(EvalTransform(8)), r"(?s)items of \(image, label\).*item 0 of pass 0"),
+    (lambda: over((ZEROS, 5)).transform(EvalTransform(8)), "needs encoded images, as bytes, not ndarray"),
+    (lambda: over((b"", None)).transform(EvalTransform(8)), "needs whole numbers as labels"),
     (lambda: Flow.from_parts(lambda part: 3, parts=1), "returned an object of type int, which has no items"),  # type: ignore[arg-type, return-value]
     *(
         (lambda found=found: Flow.from_callable(lambda: found), "returned|iterable")
