@@ -12,23 +12,22 @@ from shardprep.formats.errors import UsageError
 
 PassT = TypeVar("PassT", bound=Iterator[Any])
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
+SINGLE = (str, bytes, bytearray, Mapping)  # one item, although it can be iterated
 
 
 class Passes:
     """The passes over ``source``: a Loader, another iterable, or a function that returns an iterable.
 
     An iterator (such as a generator) has one pass; beginning another raises UsageError rather than silently
-    yielding an empty epoch. Not thread-safe.
+    yielding an empty epoch. Not thread-safe. A pickled copy begins anew.
     """
 
     def __init__(self, source: Source) -> None:
-        if isinstance(source, str | bytes | bytearray | Mapping) or not (
-            isinstance(source, Iterable) or callable(source)
-        ):
+        if isinstance(source, SINGLE) or not (isinstance(source, Iterable) or callable(source)):
             raise UsageError(f"batches come from an iterable, or a function that returns one, not {source!r}")
         self.source = source
         self._peeked: tuple[Any, Iterator[Any]] | None = None
-        self._spent = False
+        self._latest: Iterator[Any] | None = None  # of a source that has iterators, or is one
 
     def begin(self) -> _Pass:
         """Begin the next pass, including a batch that was peeked at."""
@@ -51,13 +50,17 @@ class Passes:
         return self._peeked[0]
 
     def _fresh(self) -> _Pass:
-        if isinstance(self.source, Iterator):
-            if self._spent:
-                raise UsageError(
-                    "an iterator has one pass; give a list, a Loader or a function that returns a new iterator"
-                )
-            self._spent = True
-        return _Pass(iter(self.source if isinstance(self.source, Iterable) else self.source()))
+        found = self.source if isinstance(self.source, Iterable) else returned(self.source(), self.source)
+        if isinstance(found, Iterator) and found is self._latest:
+            raise UsageError(
+                "this is the same iterator as in the pass before, but an iterator has one pass: give a list, a "
+                "Loader, or a function that returns a new iterator each time"
+            )
+        self._latest = found if isinstance(found, Iterator) else None
+        return _Pass(iter(found))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source,)
 
     def __len__(self) -> int:
         """Number of batches of the next pass. Raises TypeError if it is unknown."""
@@ -97,6 +100,14 @@ class Passes:
         except TypeError:
             return None
         return length if getattr(self.source, "batches_per_epoch", length) == length else None
+
+
+def returned(items: object, function: object) -> Iterable[Any]:
+    """Return the items that a function returned. Raises UsageError unless they can be iterated."""
+    if isinstance(items, SINGLE) or not isinstance(items, Iterable):
+        name = getattr(function, "name", getattr(function, "__qualname__", type(function).__name__))
+        raise UsageError(f"{name} returned an object of type {type(items).__name__}, which has no items")
+    return items
 
 
 def end(batches: Iterator[Any]) -> None:

@@ -15,7 +15,7 @@ from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.progress import Progress, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.loaders.batches.passes import ending, refuse_sampler
+from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
 from shardprep.loaders.flow.dataset_source import FromDataset
@@ -178,7 +178,7 @@ class Flow(Closable):
         ``begin`` returns an iterable; a generator function works. Raises UsageError if ``begin`` is not
         callable, and in a pass if its result is not iterable.
         """
-        return Flow(FromCallable(Function(begin)))
+        return Flow(FromCallable(Passes(Function(begin))))
 
     @staticmethod
     def from_parts(make: Callable[[int], Iterable[Any]], *, parts: int) -> Flow:

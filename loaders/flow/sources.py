@@ -25,7 +25,7 @@ from shardprep.formats.runtime.files import cached_property, user_path
 from shardprep.formats.runtime.progress import checked_int, checked_seconds, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
-from shardprep.loaders.batches.passes import Passes, end, ending
+from shardprep.loaders.batches.passes import Passes, end, ending, returned
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.flow.node import (
     UNKNOWN,
@@ -106,33 +106,12 @@ class FromIterable(Node):
             )
 
 
-def _returned(function: Function, items: object) -> Iterable[Any]:
-    if not isinstance(items, Iterable):
-        raise UsageError(
-            f"{function.name} returned an object of type {type(items).__name__}, which has no items"
-        )
-    return items
-
-
 @dataclass(frozen=True)
-class FromCallable(Node):
-    """The items of ``function()``, which is called once per pass."""
+class FromCallable(FromIterable):
+    """The items that a :class:`.Function` returns, which is called once per pass."""
 
-    function: Function
-
-    title = "from_callable({0.function.name})"
-    length = UNKNOWN
-
-    def run(self, now: PassContext) -> Iterator[Any]:
-        items = _returned(self.function, self.function())
-        last, at = now.kept.values, now.place(self)  # to detect one that is returned again, exhausted
-        if items is last.get(at):
-            raise UsageError(
-                f"{self.function.name} returned the same iterator as in the pass before, but an iterator has "
-                "only one pass: return a new one each time"
-            )
-        last[at] = items if isinstance(items, Iterator) else None
-        yield from now.here.timed_draws(self.label, Passes(items).begin())
+    title = "from_callable({0.passes.source.name})"
+    facts = ""
 
 
 Labels = Mapping[str, int] | Sequence[int]
@@ -258,7 +237,7 @@ class FromParts(Node):
         if as_part := getattr(items, "as_part", None):  # a flow
             yield from as_part(now, number)
             return
-        with ending(Passes(_returned(self.function, items)).begin()) as begun:
+        with ending(Passes(returned(items, self.function)).begin()) as begun:
             yield from begun
 
 
