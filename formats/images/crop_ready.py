@@ -133,26 +133,26 @@ class RestartGrid(NamedTuple):
         bottom = min(rows, -(-(crop.y + crop.height + margin) // down))
         width = min(self.width, right * across) - left * across
         height = min(self.height, bottom * down) - top * down
-        steps = self.lengths.astype(np.int64) + 2
-        stops = (np.cumsum(steps) + self.scan).reshape(-1, self.columns)[top:bottom]
-        chosen = steps.reshape(-1, self.columns)[top:bottom, left:right]
-        begins = (stops[:, left] - chosen[:, 0]).tolist()
-        ends = stops[:, right - 1].tolist()
+        steps = np.add(self.lengths, 2, dtype=np.int64).reshape(-1, self.columns)
+        stops = steps.cumsum().reshape(-1, self.columns)
+        begins = (stops[top:bottom, left] - steps[top:bottom, left]).tolist()
+        ends = stops[top:bottom, right - 1].tolist()
         view = memoryview(image)
         head = bytearray(view[self.header - 2 : self.scan])
         head[:2] = b"\xff\xd8"
         struct.pack_into(">HH", head, 2 + self.frame + 5, height, width)
-        parts = [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        scan = view[self.scan :]
+        parts = [scan[begin:end] for begin, end in zip(begins, ends, strict=True)]
         made = np.frombuffer(bytearray().join([head, *parts, AHEAD]), np.uint8)
-        markers = np.cumsum(chosen.reshape(-1)) + (len(head) - 1)
-        found = made[markers]
+        markers = steps[top:bottom, left:right].cumsum() + (len(head) - 1)
+        found = made[markers].tobytes()
         made[markers] = _RESTARTS[: len(markers)]
         made[markers[-1]] = EOI
-        numbers = (np.arange(top, bottom)[:, None] * self.columns + np.arange(left, right)).reshape(-1)
-        expected = _RESTARTS[numbers]
-        if bottom * self.columns == len(self.lengths) and right == self.columns:
-            expected[-1] = EOI
-        is_sound = (found == expected).all() and (made[markers - 1] == 0xFF).all()
+        expected = _RESTARTS[: len(self.lengths)].reshape(-1, self.columns)[top:bottom, left:right].tobytes()
+        if bottom == rows and right == self.columns:
+            expected = expected[:-1] + bytes([EOI])
+        # of bytes, because comparing arrays takes three times as long
+        is_sound = found == expected and made[markers - 1].tobytes() == b"\xff" * len(markers)
         return Cut(made, left * across, top * down) if is_sound else None
 
 

@@ -175,7 +175,7 @@ _HEAD = struct.Struct("<QQ")
 _NUMBER = np.dtype("<u8")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class PickledValue:
     """A pickled value of ``size`` bytes. Its arrays are not copied before :meth:`write`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,9 +25,17 @@ def stack(records: Sequence[Any]) -> Any:
 
     Python's own numbers become bool, int64, float64 or complex128; strings and bytes are refused.
     """
-    if any(isinstance(record, Mapping | tuple | list) for record in records):
+    samples = _of_each_type(records)
+    if any(isinstance(sample, Mapping | tuple | list) for sample in samples):
         return _in_columns(stack, records)
-    return _stacked(list(map(unmasked, records)))
+    for sample in samples:
+        unmasked(sample)
+    return _stacked(list(map(np.asarray, records)))
+
+
+def _of_each_type(records: Sequence[Any]) -> Iterable[Any]:
+    """Return one record of each type: checking the type of every record takes as long as stacking them."""
+    return {type(record): record for record in records}.values()
 
 
 def unmasked(part: Any) -> npt.NDArray[Any]:
@@ -46,7 +54,7 @@ def gathered(records: Sequence[Any]) -> Any:
     Parts that differ in shape or dtype, or are neither arrays nor numbers, become a list with one element per
     record. Raises UsageError if records differ in form.
     """
-    if any(isinstance(record, Mapping | tuple) for record in records):
+    if any(isinstance(sample, Mapping | tuple) for sample in _of_each_type(records)):
         return _in_columns(gathered, records)
     arrays = [array_of(record) for record in records]
     forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
@@ -57,7 +65,7 @@ def gathered(records: Sequence[Any]) -> Any:
 
 def listed(records: Sequence[Any]) -> Any:
     """Return records as a tuple or dict of lists, one per part, or as one list if they have no parts."""
-    if any(isinstance(record, Mapping | tuple | list) for record in records):
+    if any(isinstance(sample, Mapping | tuple | list) for sample in _of_each_type(records)):
         return _in_columns(list, records)
     return list(records)
 
@@ -93,7 +101,10 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         {row.shape for row in rows}, "shapes", "make them of one shape, or keep lists of them (as_list=True)"
     )
     _same({row.dtype for row in rows}, "dtypes", "make them of one dtype")
-    return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), rows[0].dtype))
+    full = _fresh((len(rows), *rows[0].shape), rows[0].dtype)
+    for place, row in enumerate(rows):  # np.stack takes two to four times as long for small rows
+        full[place] = row
+    return full
 
 
 def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

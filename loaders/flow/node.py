@@ -271,7 +271,7 @@ def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:
         yield from range(count)
         return
     for number in numbers:
-        if not is_whole(number):
+        if type(number) is not int and not is_whole(number):
             raise UsageError(f"items are picked by whole numbers, not by {number!r}")
         if not 0 <= number < count:
             raise IndexError(f"item {number} of {count}")
