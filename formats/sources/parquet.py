@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -21,7 +22,7 @@ from shardprep.formats.records.codecs import ArrayCodec, BadValue
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, Owned, foreign_file
-from shardprep.formats.runtime.processes import Child, ChildDied
+from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.sources.listing import Classes, official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,
@@ -35,7 +36,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import SourceOptions
+from shardprep.formats.sources.source import Problems, SourceOptions
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary", "binary_view")
@@ -83,7 +84,9 @@ def opened(archive: ArchiveFile) -> Any:
     """Open a ``ParquetFile`` and read its metadata. Raises SourceDamaged, MissingExtra."""
     parquet = arrow(archive.path).parquet
     with arrow_reads(archive.path):
-        length = int.from_bytes(archive.read_at(4, max(0, archive.end - 8)), "little")
+        length, mark = struct.unpack("<I4s", archive.read_at(8, max(0, archive.end - 8)).rjust(8, b"\0"))
+        if mark != b"PAR1":
+            raise ValueError("is no Parquet file, or truncated: it does not end with PAR1")
         if length > _MAX_METADATA:
             raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
         return parquet.ParquetFile(
@@ -401,40 +404,40 @@ class ParquetRows(RecordSource):
 
     def contents(self, split: str, classes: Classes) -> RowContents:
         contents = RowContents(self, classes)
-        with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
-            contents.layout = self._layout(split)
-            for label, class_name in enumerate(contents.layout.classes):
-                classes.of_number(label, class_name)
+        schema, nullable = self._schema(split, contents.problems)
+        path = self.files.top / self.files.of_split[split][0]
+        if not contents.problems:
+            with (
+                contents.problems.collected(),
+                naming_source(path),
+                ArchiveFile(path) as archive,
+                arrow_reads(path),
+                closing(RowGroups(archive)) as groups,
+            ):
+                contents.layout = layout_of(schema, nullable, self.source_options, groups.first)
+                for label, class_name in enumerate(contents.layout.classes):
+                    classes.of_number(label, class_name)
         return contents
 
-    def _layout(self, split: str) -> RowLayout:
-        """Return the layout of a split's files. Raises SourceDamaged if one is unreadable or differs."""
+    def _schema(self, split: str, problems: Problems) -> tuple[Any, frozenset[str]]:
+        """Return the schema of a split's files, and the columns with nulls; unreadable files are problems."""
         schema, first, nullable = None, "", set[str]()
-        with Child() as child:
+        with WorkerPool(1) as pool:  # damaged metadata makes pyarrow abort the process
             for name in self.files.of_split[split]:
                 path = self.files.top / name
-                try:
-                    found, nulls = child.call(METADATA_TIMEOUT_S, _schema_and_nulls, path)
-                except ChildDied as error:  # damaged metadata makes pyarrow abort the process
-                    message = (
-                        f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
-                    )
-                    raise SourceDamaged(message, path=path) from error
-                nullable |= nulls
-                if schema is None:
-                    schema, first = found, name
-                elif not schema.equals(found, check_metadata=True):
-                    raise SourceDamaged(
-                        f"has different columns from {first}; put them into two folders", path=path
-                    )
-        path = self.files.top / first
-        with (
-            naming_source(path),
-            ArchiveFile(path) as archive,
-            arrow_reads(path),
-            closing(RowGroups(archive)) as groups,
-        ):
-            return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
+                with problems.collected():
+                    try:
+                        found, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _schema_and_nulls, path)
+                    except ChildDied as error:
+                        crashed = f"has damaged metadata, on which pyarrow crashes with {error.signal}"
+                        raise SourceDamaged(f"{crashed}; write it again", path=path) from error
+                    nullable |= nulls
+                    if schema is None:
+                        schema, first = found, name
+                    elif not schema.equals(found, check_metadata=True):
+                        other = f"has different columns from {first}; put them into two folders"
+                        raise SourceDamaged(other, path=path)
+        return schema, frozenset(nullable)
 
 
 def _schema_and_nulls(path: Path) -> tuple[Any, set[str]]:

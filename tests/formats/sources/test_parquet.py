@@ -140,21 +140,29 @@ def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
     assert listing.entries["length"].tolist() >= [len(IMAGES[0]), len(IMAGES[1])]
 
 
-def test_files_with_other_columns_are_named(tmp_path: Path) -> None:
-    for file, column in (("train-00000-of-00002", "label"), ("train-00001-of-00002-a09b", "labels")):
-        write(tmp_path / f"hub/data/{file}.parquet", {"image": images(7), column: [0]})
+def test_all_files_that_are_damaged_or_have_other_columns_are_named(tmp_path: Path) -> None:
+    for number, column in enumerate(("label", "label", "labels", "label")):
+        file = tmp_path / f"hub/data/train-0000{number}-of-00004.parquet"
+        write(file, {"image": images(number), column: [0]})
+        if number in (1, 3):
+            file.write_bytes(file.read_bytes()[:-1])
 
-    with pytest.raises(
-        SourceDamaged, match=r"a09b\.parquet: has different columns from data/train-00000-of-00002"
-    ):
+    damaged = r"00001-of-00004\.parquet: is no Parquet file, or truncated.*\(the first of 2\)"
+    other = r"00002-of-00004\.parquet: has different columns from data/train-00000-of-00004"
+    with pytest.raises(SourceDamaged, match=rf"{damaged}; also: .*{other}"):
         recognise(tmp_path / "hub").listing("train")
 
 
 def test_a_file_that_is_no_parquet_or_claims_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
-    no_parquet = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", np.arange(99).tobytes())
+    no_parquet = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")
+    truncated = np.arange(99).tobytes() + b"\xff" * 8  # a length of gigabytes
     metadata = b"\x15\x02\x19\xfc\x80\x9c\xa7\x0e\0"  # a list of 30,000,000 items
     hostile = b"PAR1" + metadata + len(metadata).to_bytes(4, "little") + b"PAR1"
-    for data, reason in [*((each, "") for each in no_parquet), (hostile, ": .*Exceeded size limit")]:
+    for data, reason in [
+        *((each, "") for each in no_parquet),
+        (truncated, ": is no Parquet file, or truncated"),
+        (hostile, ": .*Exceeded size limit"),
+    ]:
         (tmp_path / "a.parquet").write_bytes(data)
         with pytest.raises((SourceDamaged, UsageError), match=rf"a\.parquet{reason}"):
             recognise(tmp_path / "a.parquet").listing("train")
