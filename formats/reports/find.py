@@ -114,6 +114,8 @@ def find(
 
 
 def _picture(path: Path, near: bool) -> _Picture:
+    if path.is_dir():
+        raise UsageError("is a folder; give its images, such as FOLDER/*.jpg", path=path)
     with naming(path):
         size = path.stat().st_size
         image = path.read_bytes() if size <= MAX_IMAGE_BYTES else b""

@@ -121,8 +121,13 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
 
-    for file in ("text.jpg", "empty.jpg"):
-        with pytest.raises(UsageError):
+    reasons = {
+        "text.jpg": "not a valid image",
+        "empty.jpg": "has 0 bytes",
+        "": "is a folder; give its images",
+    }
+    for file, reason in reasons.items():
+        with pytest.raises(UsageError, match=reason):
             find(datasets["plain"], [tmp_path / file], workers=1)
     with pytest.raises(FileNotFoundError):
         find(datasets["plain"], [tmp_path / "missing.jpg"], workers=1)
