@@ -52,6 +52,7 @@ class Folders(ExportFormat):
 
     name = "folders"
     unit_names = "images-{number:05d}"
+    names_of_boxes = ("objects",)
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)
@@ -60,10 +61,8 @@ class Folders(ExportFormat):
         for field in source.schema:
             if field.kind in ("image", "bytes"):
                 raise self.cannot_hold(field, f"{METADATA} holds no bytes")
-            if field.name.lower() in ("file_name", "objects"):
-                raise self.cannot_hold(
-                    field, f"{METADATA} uses that name for something else", "another format"
-                )
+            if field.name.lower() == "file_name":
+                raise self.cannot_hold(field, f"{METADATA} names the image so", "another format")
         self.has_parts = source.has_boxes or len(source.schema) > 0
         classes = [each.name for each in source.labels.classes]
         plain = [folder_part(name) for name in classes]

@@ -366,3 +366,4 @@ def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], 
 
     with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
         to(columns, index_of(["a"], [0]))
+    to(replace(columns, has_boxes=False), index_of(["a"], [0]))
