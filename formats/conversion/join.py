@@ -64,7 +64,7 @@ from shardprep.formats.shards.manifest import (
 )
 from shardprep.formats.shards.read import Extent
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
-from shardprep.formats.sources.lists import PATH_COLUMNS
+from shardprep.formats.sources.lists import PATH_COLUMNS, usual_column
 from shardprep.formats.sources.source import OpeningReader, entry_dtype
 from shardprep.formats.sources.tables import (
     CellKind,
@@ -500,6 +500,7 @@ def _in_dataset(folder: Path, root: str, column: str) -> Iterator[Value]:
 
 
 KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
+NO_KEYS = "of keys or paths (key, file_name, path, …); its columns are"
 
 
 def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
@@ -510,9 +511,10 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
         lines = Lines(file)
         with foreign_file(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
-            of_keys = "column of keys or paths (key, file_name, path, …); its columns are"
-            keys_name = _first_in(form, KEY_NAMES, of_keys)
-            _first_in(form, [header], f"column {header!r}; name one as FILE#COLUMN, of")
+            keys_name = usual_column(form.names, KEY_NAMES)
+            if not keys_name or header not in form.names:
+                missing = f"{header!r}; name one as FILE#COLUMN, of" if keys_name else NO_KEYS
+                raise ValueError(f"has no column {missing}: {', '.join(form.names)[:200]}")
             kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
             line = 0
             for row in form.rows(lines):
@@ -532,14 +534,6 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     custody = {"name": choice.name, "sha256": hash_file(path)}
     custody |= {"column": header} if header != choice.name else {}
     return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody)
-
-
-def _first_in(form: TableForm, names: Sequence[str], missing: str) -> str:
-    """Return the first of the names that a column has. Raises ValueError, which says what is missing."""
-    found = next((name for name in names if name in form.names), None)
-    if found is None:
-        raise ValueError(f"has no {missing}: {', '.join(form.names)[:200]}")
-    return found
 
 
 def _key(cell: object) -> bytes:

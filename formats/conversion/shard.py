@@ -413,7 +413,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
                         advice = (
                             "or add --skip-non-images --restart to leave out all files that are not images"
                         )
-                    bad.message += f"; remove it, {advice}"
+                    bad.message += f"; repair or remove it, {advice}"
                     raise bad from error
                 place = entry["path"].decode() or f"at byte {entry['offset']}"  # relative to the source
                 skipped.append(SkippedImage(str(bad.key), place, bad.message))

@@ -392,7 +392,8 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
     if not names and any(map(is_image, walk.files())):
         raise UsageError(
             "holds images outside class folders, and nothing says which class they belong to; sort them "
-            "into <class>/, or convert a list of paths and labels",
+            "into <class>/, or convert a list of paths and labels; for images without labels, write the column "
+            "file_name to metadata.csv beside them",
             path=path,
         )
     images = FolderImages("class-folders", path, "", options)

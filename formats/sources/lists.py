@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
+from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
@@ -284,7 +285,10 @@ class RowReader(ImagesAndFile):
         length, offset = int(entry["row_length"]), int(entry["offset"])
         row = row_at(self.opened[1], length, offset, self.form.cells)
         typed = not self.form.delimiter
-        return tuple(encoded_cell(field, row[header], typed=typed) for header, field in self.fields.items())
+        try:
+            return tuple(encoded_cell(field, row[name], typed=typed) for name, field in self.fields.items())
+        except BadValue as error:
+            raise BadValue(f"{self.path.name}, line {entry['line']}: {error.message}") from error
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
@@ -353,8 +357,8 @@ class LabelledList(ListedSource):
             return ListedTable(file, form)
         if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
             return ListedTable(file, TableForm(_PLAIN, form.delimiter, has_header=False))
-        path = _column(names, options.path_column, PATH_COLUMNS, "--path-column")
-        label = _column(names, options.label_column, LABEL_COLUMNS, "--label-column")
+        path = _column(file, names, options.path_column, PATH_COLUMNS, "--path-column")
+        label = _column(file, names, options.label_column, LABEL_COLUMNS, "--label-column")
         choices = options.column_choices
         used = {path, label, *(choice.origin for choice in choices)}
         split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
@@ -389,16 +393,22 @@ class LabelledList(ListedSource):
         return [self.root] if given is None else [self.root, user_path(given).absolute()]
 
 
-def _column(names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the wanted column, or else the first usual one, ignoring case. Raises ValueError."""
-    by_lower = {name.lower(): name for name in reversed(names)}
-    found = wanted if wanted in names else None
-    if wanted is None:
-        found = next((by_lower[name] for name in usual if name in by_lower), None)
-    if found is None:
-        looked_for = repr(wanted) if wanted else f"{usual[0]!r} or the like"
-        raise ValueError(f"has no column {looked_for}; choose one with {option}: {', '.join(names)[:200]}")
+def _column(
+    file: ArchiveFile, names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str
+) -> str:
+    """Return the wanted column, or else the first usual one, ignoring case. Raises UsageError."""
+    found = usual_column(names, usual) if wanted is None else wanted
+    if found not in names:
+        looked_for = f"{usual[0]!r} or the like" if wanted is None else repr(wanted)
+        there = ", ".join(names)[:200]
+        raise UsageError(f"has no column {looked_for}; choose one with {option}: {there}", path=file.path)
     return found
+
+
+def usual_column(names: Sequence[str], usual: Sequence[str]) -> str:
+    """Return the first usual name that a column has, ignoring case, as it is in the table; "" for none."""
+    by_lower = {name.lower(): name for name in reversed(names)}
+    return next((by_lower[name] for name in usual if name in by_lower), "")
 
 
 TABLES = ("metadata.csv", "metadata.jsonl")
@@ -481,10 +491,10 @@ class MetadataFolder(ListedSource):
     def table_in(self, file: ArchiveFile) -> ListedTable:
         form, options = TableForm.of(file), self.source_options
         names = form.names
-        path = _column(names, options.path_column or PATH_NAME, (), "--path-column")
+        path = _column(file, names, options.path_column or PATH_NAME, (), "--path-column")
         label = next((name for name in LABEL_NAMES if name in names), None)
         if options.label_column is not None:
-            label = _column(names, options.label_column, (), "--label-column")
+            label = _column(file, names, options.label_column, (), "--label-column")
         used = (path, label, self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
         return ListedTable(file, form, *used, kinds, dict.fromkeys(names))

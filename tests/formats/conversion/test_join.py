@@ -198,7 +198,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     write(
         tmp_path / "a.csv", "".join(f"{k},{k}\n" for k in ["key", *keys]).replace("key,key", "key,a").encode()
     )
-    write(tmp_path / "words.csv", ("key,age\n" + "".join(f"{k},x\n" for k in keys)).encode())
+    write(tmp_path / "words.csv", ("Path,age\n" + "".join(f"{k},x\n" for k in keys)).encode())
     for name, ages in AGES.items():
         write(tmp_path / name, b"key,age\n" + b"".join(b"%d,1\n" % number for number in ages))
     write(tmp_path / "no_key.csv", b"name,age\n1,2\n")
