@@ -113,7 +113,9 @@ class WorkFolder(Owned):
             flush_file(path)
         try:
             if not self._try_lock():
-                raise OutputBusy("another process is working on this output", path=self.output)
+                raise OutputBusy(
+                    "another process is working on this output; wait until it ends", path=self.output
+                )
             with self.turn("beginning"):
                 for path in self.folder.glob(f"{_PREFIX}*"):
                     if not (self._shared and _is_locked(path / ALIVE_NAME)):
@@ -211,18 +213,18 @@ class WorkFolder(Owned):
 def refuse_busy(output: Path, *, shared: bool = False) -> None:
     """Raise OutputBusy if another process holds the output, unless both it and this work are ``shared``."""
     if _is_locked(output / WORK_FOLDER_NAME / "lock", shared=shared):
-        raise OutputBusy("another process is working on this output", path=output)
+        raise OutputBusy("another process is working on this output; wait until it ends", path=output)
 
 
 def refuse_cached(dataset: Path) -> None:
-    """Raise UsageError for a dataset in a cache, which only the cache itself changes."""
-    cache = dataset.resolve().parent.parent
-    if dataset.resolve().parent.name == "datasets" and (cache / CACHE_LOCK_NAME).exists():
-        raise UsageError(
-            f"is in a cache, where nothing else is kept or repaired; run prep verify URL --cache {cache} to "
-            "replace damaged copies",
-            path=dataset,
-        )
+    """Raise UsageError for a folder in a cache, which only the cache itself changes."""
+    for cache in dataset.resolve().parents:
+        if (cache / CACHE_LOCK_NAME).exists():
+            raise UsageError(
+                f"is in a cache, where nothing else is kept or repaired; run prep verify URL --cache {cache} "
+                "to replace damaged copies",
+                path=dataset,
+            )
 
 
 def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:

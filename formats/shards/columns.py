@@ -449,16 +449,13 @@ class OpenRecords(Owned):
     def lengths(self, name: str) -> npt.NDArray[np.uint32]:
         """Return the length in bytes of each value of a column."""
         size = self._codecs[self._columns[name]].size
-        if size is not None:
-            return np.full(self._first_records[-1], size, np.uint32)
-        return self._all_of("length", self._columns[name])
+        return (
+            self.stored(name, "length") if size is None else np.full(self._first_records[-1], size, np.uint32)
+        )
 
-    def fixed_values(self, name: str) -> npt.NDArray[Any]:
-        """Return all values of a fixed-size column, unchecked."""
-        return self._all_of("value", self._columns[name])
-
-    def _all_of(self, of_row: str, column: int) -> npt.NDArray[Any]:
-        parts = range(len(self._parts))
+    def stored(self, name: str, of_row: str = "value") -> npt.NDArray[Any]:
+        """Return all values of a fixed-size column, unchecked, or another field of its table's rows."""
+        column, parts = self._columns[name], range(len(self._parts))
         return np.concatenate([self._table(part, column).rows()[of_row] for part in parts])
 
     def _part_of(self, number: int) -> int:

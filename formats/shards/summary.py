@@ -41,7 +41,7 @@ def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
     field, lengths = entry.field, columns.lengths(entry.field.name)
     per_class = unlabelled = None
     if field.kind == "label":
-        labels = np.clip(columns.fixed_values(field.name), -1, len(field.classes) - 1)
+        labels = np.clip(columns.stored(field.name), -1, len(field.classes) - 1)
         unlabelled, *counts = np.bincount(labels + 1, minlength=len(field.classes) + 1).tolist()
         present = [count for count in counts if count]
         per_class = (min(present), max(present)) if present else None

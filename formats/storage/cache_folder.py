@@ -44,6 +44,7 @@ from shardprep.formats.runtime.files import (
     write_at,
 )
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
+from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.transfer import HashedFile
@@ -159,6 +160,7 @@ class CacheFolder:
             raise UsageError("is not a folder; choose another cache", path=self.path)
         if (kind := filesystem_type(self.path)) in NETWORK_FILESYSTEMS:
             raise UsageError(f"is on a network file system ({kind}); choose a local disk", path=self.path)
+        refuse_in_dataset(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         # In this order: another process may be making the cache, its lock first.
         if any(self.path.iterdir()) and not (self.path / CACHE_LOCK_NAME).exists():

@@ -40,7 +40,7 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
+from shardprep.formats.runtime.files import hash_descriptor
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
@@ -54,6 +54,7 @@ from shardprep.formats.shards.read import (
     Shard,
     ShardFile,
     StoredRecord,
+    published_file,
     read_small,
     table_header,
 )
@@ -217,7 +218,7 @@ class FileCheck:
     def found(self) -> CheckResult:
         """Hash the file, and check the content of the same file, even if it is renamed."""
         found, digests = CheckResult(), []
-        with opened(self.path) as descriptor, reading(self.entry.name, found):
+        with published_file(self.path) as descriptor, reading(self.entry.name, found):
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, OTHER_SHA256)
             if self.region:
@@ -374,16 +375,6 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
     crashed.add_to(found)
     found.findings = [*dict.fromkeys(found.findings)]
     return found
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """Yield a descriptor to read a file, and close it."""
-    descriptor = os.open(path, OPEN_FLAGS | os.O_NOFOLLOW)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged, UsageError
+from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.files import hash_file
@@ -172,16 +172,9 @@ def verify_folder(
     path: Path, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
 ) -> Report:
     """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
-    check_level(level)
     if not path.is_dir():
         raise DatasetNotFound.at(path)
     return verify_files(DatasetFiles(path), level, workers, executor, progress)
-
-
-def check_level(level: str) -> None:
-    """Raise UsageError for an unknown level."""
-    if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
 
 
 def verify_files(

@@ -22,9 +22,9 @@ from shardprep.formats.storage.store import PATIENT, RemoteFolder
 from shardprep.formats.storage.transfer import remote_dataset
 from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.levels import (
+    LEVELS,
     MISSING,
     DatasetFiles,
-    check_level,
     verify_files,
     verify_folder,
     wrong_size,
@@ -84,13 +84,14 @@ def verify(
         OperationError: The system allows no further process. With an ``executor`` also ExecutorFailed, and
             OtherMachine, which names a machine that sees another dataset or none.
     """
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
     cached = cached_place(dataset, cache, cache_limit)
     if cached is None:
         return verify_folder(user_path(dataset), level, workers, executor, progress)
     place, folder, limit = cached
     if executor is not None:
         raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=place.url)
-    check_level(level)
     with FileCache(folder, limit, place) as files:
         return verify_files(CachedFiles(files), level, workers, None, progress)
 

@@ -270,13 +270,15 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").write_text("x")
-    for wrong in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(UsageError, match=r"not a cache|not a folder"):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/index.npy").write_text("x")
+    for wrong in (tmp_path, tmp_path / "mine", tmp_path / "dataset/new"):
+        with pytest.raises(UsageError, match=r"not a cache|not a folder|in the folder of a dataset"):
             opened(wrong)
     monkeypatch.setattr(cache_folder, "filesystem_type", lambda path: "nfs4")
     with pytest.raises(UsageError, match="nfs4"):
         opened(tmp_path / "new/cache")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "dataset"}
 
 
 def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:

@@ -396,6 +396,7 @@ def test_the_folder_of_a_cache_is_not_repaired_or_written_to(lmdb_shards: Path, 
         ("repair", folder, "--source", lmdb_shards.as_uri()),
         ("repair", folder, "--source", lmdb_shards.parent / "archives"),
         ("fetch", lmdb_shards.as_uri(), folder),
+        ("fetch", lmdb_shards.as_uri(), tmp_path / "c/a/b"),
     ):
         done = prep_here(*words, "--quiet")
         assert (done.returncode, "in a cache" in done.stderr) == (2, True), done.stderr
