@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra.of("shardprep.loaders.torch_data", "PyTorch", "torch") from error
 
 
-class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
+class TorchBatches(Owned, Conversion, IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
     """The ``IterableDataset`` that :func:`to_torch` returns. Not copyable, picklable or thread-safe."""
 
     instead = (
@@ -32,13 +32,7 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
     )
 
     def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.source = source
-        self._batches = Conversion(source, tensor_of)
-
-    def __len__(self) -> int:
-        """Number of batches of the next iteration. Raises TypeError where the source has no length."""
-        return len(self._batches)
+        super().__init__(source, tensor_of)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. Raises UsageError in a DataLoader's worker, or if one would batch batches."""
@@ -48,7 +42,7 @@ class TorchBatches(Owned, IterableDataset[Any]):  # type: ignore[misc, unused-ig
             raise UsageError(
                 "a Loader delivers whole batches, of its own batch_size: give the DataLoader batch_size=None"
             )
-        return iter(self._batches)
+        return super().__iter__()
 
 
 def _will_be_batched(caller: FrameType) -> bool:

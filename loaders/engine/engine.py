@@ -41,20 +41,6 @@ from shardprep.loaders.engine.trace import KEEP, BatchWait, Trace
 from shardprep.loaders.engine.worker import SentWork
 
 
-def check_engine(*, workers: int, slots: int, deadline: float | None) -> None:
-    """Raise UsageError for invalid options, or if no worker can be started here."""
-    checked_int(workers, "workers", least=0)
-    checked_int(slots, "slots", least=MIN_SLOTS)
-    if deadline is not None:
-        checked_seconds(deadline, "deadline", above=0)
-    if workers:
-        refuse_in_main_import()
-    if workers and multiprocessing.current_process().daemon:
-        raise UsageError(
-            "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
-        )
-
-
 class Counts:
     """Shared base of dataclasses of counts and seconds, which can be added and subtracted.
 
@@ -124,9 +110,6 @@ class EngineStats(Counts):
     stages: dict[str, float]
     copied: int
     restarts: int
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
 
 
 @dataclass
@@ -295,7 +278,16 @@ class Engine(Owned, Closable):
         skip_crashes: bool = False,
         owner: str = "engine",
     ) -> None:
-        check_engine(workers=workers, slots=slots, deadline=deadline)
+        checked_int(workers, "workers", least=0)
+        checked_int(slots, "slots", least=MIN_SLOTS)
+        if deadline is not None:
+            checked_seconds(deadline, "deadline", above=0)
+        if workers:
+            refuse_in_main_import()
+        if workers and multiprocessing.current_process().daemon:
+            raise UsageError(
+                "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
+            )
         self._work = work
         self.layout = layout
         self._slots = slots

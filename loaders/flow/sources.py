@@ -38,6 +38,7 @@ from shardprep.loaders.flow.node import (
     within,
 )
 from shardprep.loaders.flow.passes import Function, PassContext
+from shardprep.loaders.loader.stats import FAKE
 from shardprep.loaders.order.parts import permutation
 
 
@@ -343,7 +344,7 @@ class FromFakeData(Fetched):
     data: MadeUp
     count: int
 
-    title = "fake"
+    title = FAKE
     facts = "{0.length}"
 
     @property

@@ -33,7 +33,7 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
-from shardprep.loaders.transforms.transforms import ImageTransform
+from shardprep.loaders.transforms.transforms import Cut, ImageTransform
 from shardprep.loaders.transforms.views import Views
 
 ShownParts = tuple[ShownPart | None, ...]
@@ -370,11 +370,15 @@ Picture = npt.NDArray[np.uint8]
 def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Picture]:
     """Return the images of a batch, uint8 [height, width, 3] in RGB each, with views side by side.
 
-    They are the batch's first part, or that part's "image". Encoded images are decoded. Normalised values are
-    restored to 0..255 with the ``mean`` and ``std`` of the transform; without these, numbers from 0 to 1 are
-    multiplied by 255, and others are scaled to their range. Raises UsageError for a batch without images.
+    They are the batch's first part, or that part's "image". Encoded images and crops are decoded. Normalised
+    values are restored to 0..255 with the ``mean`` and ``std`` of the transform; without these, numbers from
+    0 to 1 are multiplied by 255, and others are scaled to their range. Raises UsageError for a batch without
+    images.
     """
     first = batch[0]
+    if isinstance(transform, Cut):
+        rows = zip(first["jpeg"], first["crop"], first["mirrored"], strict=True)
+        first, transform = [transform.finish(*row) for row in rows], transform.transform
     if isinstance(first, dict):
         if IMAGE not in first:
             raise UsageError("the batch has no images to make a sheet of")
@@ -396,34 +400,21 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
     looks_first = values.ndim == 3 and values.shape[0] == 3 != values.shape[2]
     if own.layout in CHANNELS_FIRST if own else looks_first:
         values = np.moveaxis(values, 0, -1)
-    if own and values.dtype != np.uint8:
-        return _plain(values, own)
     if values.ndim != 3 or values.shape[2] != 3 or values.dtype.kind not in "uif":
         form = f"{values.dtype}{list(values.shape)}"
         raise UsageError(f"the batch has {form} for each record, which is not an RGB image")
-    return _stretched(values)
-
-
-def _plain(values: npt.NDArray[Any], transform: ImageTransform) -> Picture:
-    """Undo the normalisation."""
-    if transform.dtype == "bfloat16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return _rounded(255 * (values.astype(np.float64) * transform.std + transform.mean))
-
-
-def _stretched(values: npt.NDArray[Any]) -> Picture:
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
-    values = np.nan_to_num(values.astype(np.float64))
-    low, high = values.min(initial=0), values.max(initial=0)
-    if low < 0 or high > 1:
-        values = (values - low) / max(high - low, 1e-9)
-    return _rounded(255 * values)
-
-
-def _rounded(values: npt.NDArray[np.float64]) -> Picture:
-    pixels: Picture = np.rint(values.clip(0, 255)).astype(np.uint8)
-    return pixels
+    if own:  # undo the normalisation
+        if own.dtype == "bfloat16":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = values.astype(np.float64) * own.std + own.mean
+    else:
+        values = np.nan_to_num(values.astype(np.float64))
+        low, high = values.min(initial=0), values.max(initial=0)
+        if low < 0 or high > 1:
+            values = (values - low) / max(high - low, 1e-9)
+    return np.asarray(np.rint((255 * values).clip(0, 255)), np.uint8)
 
 
 def shown_batch(

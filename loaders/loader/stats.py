@@ -27,6 +27,7 @@ MOST_CROP_READY = 0.5  # advise crop-ready images only up to this share
 STEP = "training step"
 HAND_OVER = "hand-over"
 STORAGE = "storage"
+FAKE = "fake"
 
 Place = Literal["worker", "main", "thread"]
 T = TypeVar("T")
@@ -35,6 +36,7 @@ OR_PREFETCH = ", or add prefetch() if your step draws them itself"
 MAIN_ADVICE = (
     f"it runs in the thread that draws items; do it in a map() with threads= or processes={OR_PREFETCH}"
 )
+FAKE_ADVICE = f"made-up data takes that long; give fewer seconds{OR_PREFETCH}"
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,13 @@ class ShownStats(Counts, ABC):
     def handing_over(self) -> Supplier:
         """Return the consumer's thread without its own work, as another consumer's supplier."""
         own = self._main.loads(self._timed_rows, self.elapsed)[:-1]
-        return Supplier(own, 0.0, lambda slowest, rate: self.hand_over_advice)
+        return Supplier(own, 0.0, lambda slowest, rate: self._advice_for(slowest))
+
+    def _advice_for(self, stage: str) -> str:
+        """Return advice for when a stage of the consumer's thread limits."""
+        step_advice = f"your step is slower than the data; a faster {self.kind} would gain nothing"
+        known = {STEP: step_advice, HAND_OVER: self.hand_over_advice, FAKE: FAKE_ADVICE}
+        return known.get(stage, MAIN_ADVICE)
 
     @property
     def is_known(self) -> bool:
@@ -312,8 +320,7 @@ class ShownStats(Counts, ABC):
         else:
             busy = sum(load.utilisation for load in own) > MAX_WAITING_SHARE
             limit = max(own, key=seconds_of) if busy else step
-            step_advice = f"your step is slower than the data; a faster {self.kind} would gain nothing"
-            advice = {STEP: step_advice, HAND_OVER: self.hand_over_advice}.get(limit.name, MAIN_ADVICE)
+            advice = self._advice_for(limit.name)
         groups = [*(each.loads for each in suppliers), tuple(load for load in main if load is not limit)]
         slowest = max(groups, key=lambda loads: seconds_of(*loads))
         after = max(slowest, key=seconds_of).name if slowest else STEP

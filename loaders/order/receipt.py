@@ -165,7 +165,7 @@ class Receipt:
         if accounted.count >= records and accounted == Tally.of_dataset(accounted.count):
             raise DataError(f"{found}; check({', '.join([str(accounted.count), *counts])}) accepts that")
         missing = records - accounted.count
-        wrong = f"at least {missing} are missing" if missing > 0 else "some were delivered more than once"
+        wrong = f"{missing} or more are missing" if missing > 0 else "some were delivered more than once"
         raise DataError(
             f"{found}; so {wrong}. Merge the receipts, or give the logs, of all ranks, each once, and of all parts of a "
             "resumed epoch"

@@ -48,7 +48,7 @@ BOTTLENECKS: dict[str, tuple[Flow, str, str]] = {
     "a generator": (GENERATOR, "from_callable(slowly)", "prefetch()"),
     "a generator before threads": (GENERATOR.map(abs, threads=2), "from_callable(slowly)", "prefetch()"),
     "a generator in a thread": (GENERATOR.prefetch(2).batch(2), "from_callable(slowly)", "share one thread"),
-    "a slow source": (Flow.fake(40, size=(8, 8), seconds=SLOW_S), "fake", "threads="),
+    "a slow source": (Flow.fake(40, size=(8, 8), seconds=SLOW_S), "fake", "give fewer seconds"),
     "a process": (GENERATOR.in_process(), "in_process()", "share one process"),
 }
 

@@ -25,6 +25,7 @@ from shardprep.loaders import (
     Views,
     decode_rgb,
 )
+from shardprep.loaders.loader.replay import pictures_of
 from shardprep.loaders.loader.run_card import RunCard, TransformCard
 from shardprep.loaders.order.rng import RecordRandom, flow_bits
 from shardprep.loaders.transforms.decode import EncodedImage
@@ -310,5 +311,6 @@ def test_a_loader_delivers_cuts_that_are_finished_to_its_crops(lmdb_shards: Path
             assert (values["crop"].dtype, values["mirrored"].dtype) == (np.int32, np.bool_)
             made = [cut.finish(*row) for row in zip(*values.values(), strict=True)]
             np.testing.assert_array_equal(np.stack(made), pixels)
+            np.testing.assert_array_equal(pictures_of([values, labels], cut), pixels)
             np.testing.assert_array_equal([labels, numbers], others)
         assert all(record.shown for record in shown)
