@@ -184,10 +184,7 @@ def _still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
 
 def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
     """Return the properties of an image that decodes; ``components`` 0 stands for the decoded channels."""
-    from shardprep.formats.images.decode import (
-        cv2,
-        decode,  # start-up time: OpenCV
-    )
+    from shardprep.formats.images.decode import cv2, decode  # start-up time: OpenCV
 
     mode = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION if components else cv2.IMREAD_UNCHANGED
     log = getattr(cv2.utils, "logging", cv2)  # OpenCV 4 has its functions itself
@@ -330,15 +327,8 @@ _COMPRESSION = 259
 _COMPRESSIONS = frozenset([1, 2, 3, 4, 5, 7, 8, 32773, 32946])
 _UNSIGNED = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}
 _TYPE_BYTES = dict(zip((*range(1, 14), 16, 17, 18), map(int, "1124811248484888"), strict=True))
-_BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = (
-    258,
-    262,
-    277,
-    284,
-    322,
-    323,
-    339,
-)
+_BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR = 258, 262, 277, 284
+_TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = 322, 323, 339
 _GRAY_INVERTED, _TIFF_GRAY, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _DECODED: dict[int, dict[int, tuple[int, ...]]] = {
     1: {_GRAY_INVERTED: (1,), _TIFF_GRAY: (1,), _PALETTE: (1,)},
@@ -360,10 +350,8 @@ def read_tiff(image: bytes) -> ImageInfo:
     bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
     samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
     if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
-        what = (
-            f"a TIFF of {samples} samples of {bits} bits, of format {form} and interpretation {photometric}"
-        )
-        raise not_decoded(what)
+        kind = f"of format {form} and interpretation {photometric}"
+        raise not_decoded(f"a TIFF of {samples} samples of {bits} bits, {kind}")
     if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
         raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
     is_planar = samples > 1 and tags.get(_PLANAR, (1,)) != (1,)
@@ -376,9 +364,8 @@ def read_tiff(image: bytes) -> ImageInfo:
 def _directories(image: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
     """Return the first page's tags of up to MAX_SAMPLES unsigned numbers, and the number of pages."""
     order, is_big = "<" if image[:2] == b"II" else ">", b"*" not in image[2:4]
-    count_form, entry_form, pointer = (
-        order + form for form in (("Q", "HHQ", "Q") if is_big else ("H", "HHI", "I"))
-    )
+    forms = ("Q", "HHQ", "Q") if is_big else ("H", "HHI", "I")
+    count_form, entry_form, pointer = (order + form for form in forms)
     before, step = struct.calcsize(entry_form), struct.calcsize(entry_form) + struct.calcsize(pointer)
     tags: dict[int, tuple[int, ...]] = {}
     pages: set[int] = set()
@@ -506,7 +493,7 @@ def _scans_end(image: bytes, start: int, *, several: bool) -> ImageFlag:
         raise BadImage("truncated: the JPEG has no end")
     if several and image.count(b"\xff\xda", start) >= MAX_SCANS:
         raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
-    return ImageFlag(0) if end + 2 == len(image) else ImageFlag.TRAILING_BYTES
+    return _trailing(end + 2, image)
 
 
 def exif_orientation(tiff: bytes) -> int | None:
@@ -543,8 +530,7 @@ def read_png(image: bytes) -> ImageInfo:
     Unknown chunks are allowed unless they are critical. The frames of an animation are not looked at.
     """
     width, height, colour, end = _walked(image)
-    trailing = ImageFlag.TRAILING_BYTES if end != len(image) else ImageFlag(0)
-    return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | trailing)
+    return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | _trailing(end, image))
 
 
 def _walked(image: bytes) -> tuple[int, int, int, int]:
