@@ -63,27 +63,35 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         FLOW.load_state_dict(state)
 
 
-def in_tensorflow(flow: Flow) -> Any:
+def inputs() -> Any:
     pytest.importorskip("tensorflow")
-    from shardprep.loaders.tf_inputs import QueueInput
+    from shardprep.loaders import tf_inputs
 
-    return QueueInput(flow)
+    return tf_inputs
 
 
 def in_torch(flow: Flow) -> Any:
     pytest.importorskip("torch")
     from shardprep.loaders.torch_data import to_torch
 
-    return nullcontext(to_torch(flow))
+    return nullcontext(to_torch(flow.batch(4)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapped", [in_tensorflow, in_torch])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda flow: inputs().QueueInput(flow.batch(4)),
+        lambda flow: inputs().BatchQueueInput(flow, 4),
+        in_torch,
+    ],
+    ids=["queue", "batch-queue", "torch"],
+)
 def test_a_flow_goes_on_behind_a_queue_of_tensorflow_and_as_tensors_of_pytorch(
     wrapped: Callable[[Flow], Any],
 ) -> None:
     def flow() -> Flow:
-        return Flow.from_iterable(np.arange(40)).shuffle(40).batch(4)
+        return Flow.from_iterable(np.arange(40)).shuffle(40)
 
     with wrapped(flow()) as first, wrapped(flow()) as second:
         batches = iter(first)
@@ -91,4 +99,4 @@ def test_a_flow_goes_on_behind_a_queue_of_tensorflow_and_as_tensors_of_pytorch(
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         after = [batch.numpy().tolist() for batch in second]
 
-    assert before + after == [batch.tolist() for batch in flow()]
+    assert before + after == [batch.tolist() for batch in flow().batch(4)]

@@ -114,20 +114,6 @@ made.fit(each.to_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
     assert outcome(start(script)) == (5, "")
 
 
-def test_a_forked_copy_of_an_input_is_an_error(start: Start) -> None:
-    script = """
-each = iter(QueueInput(lambda: endless()))
-next(each)
-if (pid := os.fork()):
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-signal.alarm(30)
-next(each)
-"""
-    status, said = outcome(start(script))
-    assert status == 1
-    assert "this input belongs to the process that forked this one" in said
-
-
 def test_a_program_ends_with_the_error_of_a_dataset(start: Start) -> None:
     script = """
 def failing():

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Flow, Loader, TrainTransform, TransformInput
+from shardprep.loaders import Loader, TrainTransform, TransformInput
 from shardprep.loaders.frames import FrameReceiver, SenderFailed, send_batches
 from shardprep.loaders.loader.stats import Verdict
 from shardprep.loaders.prometheus import StatsCollector
 from shardprep.loaders.tf_inputs import (
-    BatchQueueInput,
     DatasetInput,
     FeedInput,
     QueueInput,
@@ -77,17 +76,6 @@ def test_a_graphs_state_and_a_sources_without_any_are_errors(make: Made, lmdb_sh
 
 def image(record: TransformInput, rng: np.random.Generator) -> Any:
     return np.full((4, 5, 3), record.label, np.float32)
-
-
-def test_single_records_of_a_flow_continue_within_a_pass() -> None:
-    flow = Flow.from_iterable(range(10))
-    with BatchQueueInput(flow, 4) as each:
-        batches = iter(each)
-        next(batches)
-        state, rest = each.state_dict(), [batch.tolist() for batch in map(arrays, batches)]
-    with BatchQueueInput(flow, 4) as each:
-        each.load_state_dict(state)
-        assert [batch.tolist() for batch in map(arrays, each)] == rest == [[4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize(
