@@ -122,6 +122,7 @@ class Input(Owned, Closable, ABC):
     element_spec: Any
     _passes: Passes
     _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
+    _in_session: bool | None = None  # whether it was made in a v1 graph; None if that does not matter
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
@@ -138,6 +139,8 @@ class Input(Owned, Closable, ABC):
 
     def dequeue(self) -> Any:
         """Return the next batch. Raises OutOfRangeError at the end of an epoch."""
+        if self._in_session is False and not tf.compat.v1.executing_eagerly_outside_functions():
+            raise UsageError("this input was made in eager mode: make it within the v1 graph")
         if not tf.executing_eagerly():
             return self._dequeue_in_graph()
         drawing, self._drawing = self._drawing or iter(self), None

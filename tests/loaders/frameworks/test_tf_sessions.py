@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -108,6 +109,15 @@ def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
         if make in FED.values():
             with pytest.raises(UsageError, match="v1 graph"):
                 iter(each)
+
+
+@members(MEMBERS)
+def test_an_input_of_eager_mode_belongs_to_no_graph(make: Made) -> None:
+    with ThreadPoolExecutor(1) as eager:  # the default of a new thread
+        each = eager.submit(make, Numbered()).result()
+        with pytest.raises(UsageError, match="make it within the v1 graph"):
+            each.dequeue()
+        eager.submit(each.close).result()
 
 
 @members(FED)
