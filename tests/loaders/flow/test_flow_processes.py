@@ -284,11 +284,9 @@ def test_a_forked_copy_hears_that_the_pass_is_not_its_own(start: Start, passed: 
     program = start(f"""
 import warnings
 warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
-if "{passed}".startswith("Queue"):
-    from shardprep.loaders.tf_inputs import QueueInput
+{"from shardprep.loaders.tf_inputs import QueueInput" if "Queue" in passed else ""}
 flow = Flow.from_iterable(range(1000))
-passed = {passed}
-items = iter(passed)
+items = iter({passed})
 found = [next(items)]
 if not os.fork():
     try:

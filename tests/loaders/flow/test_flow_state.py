@@ -63,27 +63,17 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         FLOW.load_state_dict(state)
 
 
-def inputs() -> Any:
-    pytest.importorskip("tensorflow")
-    from shardprep.loaders import tf_inputs
-
-    return tf_inputs
-
-
-def in_torch(flow: Flow) -> Any:
-    pytest.importorskip("torch")
-    from shardprep.loaders.torch_data import to_torch
-
-    return nullcontext(to_torch(flow.batch(4)))
+def module(name: str) -> Any:
+    return pytest.importorskip(f"shardprep.loaders.{name}", exc_type=ImportError)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "wrapped",
     [
-        lambda flow: inputs().QueueInput(flow.batch(4)),
-        lambda flow: inputs().BatchQueueInput(flow, 4),
-        in_torch,
+        lambda flow: module("tf_inputs").QueueInput(flow.batch(4)),
+        lambda flow: module("tf_inputs").BatchQueueInput(flow, 4),
+        lambda flow: nullcontext(module("torch_data").to_torch(flow.batch(4))),
     ],
     ids=["queue", "batch-queue", "torch"],
 )

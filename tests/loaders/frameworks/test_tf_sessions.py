@@ -102,17 +102,13 @@ def test_session_and_input_may_be_closed_in_any_order(make: Made) -> None:
 
 
 @members(MEMBERS)
-def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
+def test_an_input_that_was_never_started_may_be_closed_and_belongs_to_its_own_mode(make: Made) -> None:
     with make(Numbered()) as each:
         each.dequeue()
     with make(Numbered()) as each:
         if make in FED.values():
             with pytest.raises(UsageError, match="v1 graph"):
                 iter(each)
-
-
-@members(MEMBERS)
-def test_an_input_of_eager_mode_belongs_to_no_graph(make: Made) -> None:
     with ThreadPoolExecutor(1) as eager:  # the default of a new thread
         each = eager.submit(make, Numbered()).result()
         with pytest.raises(UsageError, match="make it within the v1 graph"):
