@@ -154,6 +154,8 @@ class Feeder(Owned):
 
     def leave(self, epoch_number: int) -> None:
         """End the epoch early: empty the sink, so that the thread can finish."""
+        if not self.made_here:  # the thread may have held the lock
+            return
         with self._changed:
             if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
                 self._pass.is_left = True
