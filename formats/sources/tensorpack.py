@@ -118,7 +118,14 @@ class LmdbContents(RecordContents):
             return
         number = check_key(key)
         if self.layout is not None:
-            label = self._item_label(read_item(value), self.layout)
+            form = self.layout.form
+            try:
+                parts = self.layout.parts(read_item(value))
+            except BadValue as error:
+                raise ValueError(f"it {error.message}") from error
+            if len(self._first) < FIRST_ITEMS:
+                self._first.append({name: _alike(parts[name]) for name in form.columns})
+            label = self.label_of(parts["label"] if "label" in form.own else None)
             self.append(number, label, length=value.length, offset=value.start)
             return
         image, label = read_datapoint(value)
@@ -127,17 +134,6 @@ class LmdbContents(RecordContents):
                 raise ValueError("some images are stored as bytes and some as text")
             self._as_text = image.latin1
         self.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
-
-    def _item_label(self, item: Any, layout: ItemLayout) -> int:
-        """Return the label of a datapoint of plain data. Raises ValueError for another form."""
-        form = layout.form
-        try:
-            parts = layout.parts(item)
-        except BadValue as error:
-            raise ValueError(f"it {error.message}") from error
-        if len(self._first) < FIRST_ITEMS:
-            self._first.append({name: _alike(parts[name]) for name in form.columns})
-        return self.label_of(parts["label"] if "label" in form.own else None)
 
     def columns(self) -> tuple[Schema, bool]:
         if self.layout is None or not self._first:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.sources import FromIterable
@@ -475,10 +476,9 @@ class StagingInput(FeederInput):
         depth: int = 1,
         signature: Any = None,
     ) -> None:
-        if depth < 1 or (device and strategy):
-            raise UsageError(
-                f"depth={depth}, device={device}: depth is at least 1, a strategy has its own devices"
-            )
+        checked_int(depth, "a depth", least=1)
+        if device and strategy:
+            raise UsageError(f"a strategy has its own devices: leave out device={device!r}")
         self._strategy = strategy
         self._wrapped = source if isinstance(source, Input) else None
         passes = Passes(source)
