@@ -221,7 +221,8 @@ class Loader(Owned, Closable):
             self._with_numbers = with_numbers
             files = wanted.files_of(self.dataset)
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
-            layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
+            rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
+            layout = layout_of(transform, rows=rows, mean_bytes=mean, workers=self._workers)
             self._results = results_of(transform, room=layout.inputs)
             self._stepped: Epoch | None = None  # of steps()
             self._work = ShardWork(

@@ -87,6 +87,15 @@ def test_a_loop_that_drops_its_batches_never_makes_the_loader_copy(lmdb_shards: 
     assert 0 < stats.stages["augment"] < sum(stats.filling)
 
 
+def test_a_batch_size_beyond_the_dataset_takes_memory_for_the_dataset_only(lmdb_shards: Path) -> None:
+    with two_workers_on(lmdb_shards, batch_size=100_000, transform=TrainTransform(8)) as loader:
+        ((images, _, numbers),) = loader
+        assert loader.engine.shared_bytes < 1 << 20
+
+    assert images.shape == (len(loader.dataset), 8, 8, 3)
+    assert sorted(numbers) == list(range(len(loader.dataset)))
+
+
 def test_closing_in_the_middle_ends_the_iteration_with_an_error_and_its_batches_stay(
     lmdb_shards: Path,
 ) -> None:
