@@ -166,11 +166,9 @@ def _publish(built: dict[Path, Path], output: Path) -> None:
     folders = {output}
     for path, final in built.items():
         path.chmod(0o444)
-        parents = [parent for parent in final.parents if parent.is_relative_to(output)]
-        for folder in reversed(parents):
-            if folder not in folders:
-                folder.mkdir(exist_ok=True)
-        folders.update(parents)
+        if final.parent not in folders:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            folders.update(parent for parent in final.parents if parent.is_relative_to(output))
         path.replace(final)
     for folder in sorted(folders):
         flush_file(folder)

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.header import ImageFlag
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
@@ -424,42 +423,30 @@ class _ShardWorkspace:
 
     def _outcome(self, transform: Transform, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
-        record = self._read(item)
+        has_image = self._work.with_image
+        record = self._records.record(
+            RecordPlace(item.number, item.shard, item.ordinal, item.key),
+            self._work.label_map[item.label],
+            self._records.image(item.shard, item.ordinal, item.address) if has_image else b"",
+            is_crop_ready=has_image and item.crop_ready,
+        )
         if isinstance(transform, AsColumns):  # counts as reading
             values = transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
             return values
         read, decoded = perf_counter(), decoding_seconds()
-        outcome = self._transformed(transform, record, item, arrays, row)
+        rng, outcome = self._random(item.epoch, item.draw), None
+        if self._outputs is not None:
+            fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
+        elif (made := transform(record, rng)) is None:
+            raise UsageError("the transform returned None; it must return an array", key=record.key)
+        elif not self._written.write(made, item.row):
+            outcome = made
         decoding = decoding_seconds() - decoded
         self._took[0] += read - began
         self._took[1] += decoding
         self._took[2] += perf_counter() - read - decoding
         return outcome
-
-    def _read(self, item: Item) -> Record:
-        """Return the record with its columns, and with its image if wanted."""
-        image, is_crop_ready = b"", False
-        if self._work.with_image:
-            image, is_crop_ready = (
-                self._records.image(item.shard, item.ordinal, item.address),
-                item.crop_ready,
-            )
-        place = RecordPlace(item.number, item.shard, item.ordinal, item.key)
-        label = self._work.label_map[item.label]
-        return self._records.record(place, label, image, is_crop_ready=is_crop_ready)
-
-    def _transformed(
-        self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
-    ) -> object:
-        rng = self._random(item.epoch, item.draw)
-        if self._outputs is not None:
-            fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
-            return None
-        made = transform(record, rng)
-        if made is None:
-            raise UsageError("the transform returned None; it must return an array", key=record.key)
-        return None if self._written.write(made, item.row) else made
 
 
 class DeclaredResults:
