@@ -36,7 +36,7 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 
 _PREFIX = "run-"
 # parts of a plan, most of them digests
-NOT_OPTIONS = ("split", "source", "images", "items", "boxes", "dataset")
+NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
 
 
 def make_run_folder(work_folder: Path) -> Path:

@@ -73,9 +73,11 @@ def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
 
 def name_of(window: ByteWindow, item: object) -> str:
     """Read short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
-    if not isinstance(item, Text | ByteRange) or item.length > _LONGEST_NAME:
-        raise ValueError(f"a name in it is not text of at most {_LONGEST_NAME} characters")
-    return window.take(item.start, item.start + item.length).decode("ascii")
+    if isinstance(item, Text | ByteRange) and item.length <= _LONGEST_NAME:
+        name = window.take(item.start, item.start + item.length)
+        if name.isascii():
+            return name.decode()
+    raise ValueError(f"a name in it is not text of at most {_LONGEST_NAME} ASCII characters")
 
 
 def from_latin1(stored: bytes, length: int) -> bytes:

@@ -193,7 +193,7 @@ def test_a_value_that_is_cut_off_anywhere_is_refused(serializer: str) -> None:
             datapoint_of(data[:end])
 
 
-def test_a_pickle_within_msgpack_and_what_is_too_large_for_an_image_are_refused() -> None:
+def test_a_pickle_within_msgpack_what_is_too_large_for_an_image_and_pyarrow_are_refused() -> None:
     objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
     large = ByteWindow(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
 
@@ -201,9 +201,6 @@ def test_a_pickle_within_msgpack_and_what_is_too_large_for_an_image_are_refused(
         datapoint_of(packed([objects, 1]))
     with pytest.raises(ValueError, match="too many for an image"):
         read_datapoint(large)
-
-
-def test_values_of_pyarrow_are_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"pyarrow.*TENSORPACK_SERIALIZE=pickle"):
         datapoint_of(bytes.fromhex("0000000001000000 0000000000000000 5c010000") + bytes(100))
 
@@ -529,6 +526,7 @@ def test_datapoints_come_out_as_they_were_put_in(serializer: str, name: str, tmp
         ([[[1.5], np.zeros(2, "c16")], [[1.5], np.zeros(2, "i4")]], "make no columns"),
         ([{"label": -7, "v": 1.5}], "the label -7"),
         ([3], "not a list or dict of components"),
+        ([{"größe": 1}], "not text of at most 128 ASCII characters"),
     ],
 )
 def test_what_is_not_like_the_first_or_no_column_is_refused(
