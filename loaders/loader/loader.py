@@ -152,6 +152,7 @@ class Loader(Owned, Closable):
     dataset: Dataset | Collection
     _state_card: RunCard | None = None
     _made: Batches | None = None  # of the latest run
+    _ahead: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
     _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
     instead = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
@@ -282,7 +283,7 @@ class Loader(Owned, Closable):
             if self._works_ahead and self._made is batches:  # no steps() and no close() in between
                 undo.pop_all()
                 self.engine.pause()
-                self._made_ahead = Epoch(self._plan, epoch.number + 1), batches
+                self._ahead = Epoch(self._plan, epoch.number + 1), batches
         epoch.end()
 
     def _batches_from(self, epoch: Epoch) -> Batches:
@@ -290,18 +291,19 @@ class Loader(Owned, Closable):
 
         The workers then make the first batches of the next epoch before it begins.
         """
-        expected, made = self._taken_ahead()
-        if expected and epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
-            return made
-        made.close()
+        if self._ahead:
+            expected, made = self._ahead
+            if epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
+                self._ahead = None
+                return made
         plan, works_ahead = self._plan, self._works_ahead and self.batches_per_epoch
         later = (Epoch(plan, number) for number in count(epoch.number + 1)) if works_ahead else ()
         return self._batches((each, range(len(each))) for each in chain([epoch], later))
 
-    def _taken_ahead(self) -> tuple[Epoch | None, Batches]:
-        """Return the epoch whose first batches are being made, and its batches; only once."""
-        taken: tuple[Epoch | None, Batches] = vars(self).pop("_made_ahead", (None, _no_batches()))
-        return taken
+    def _end_ahead(self) -> None:
+        if self._ahead:
+            (_, made), self._ahead = self._ahead, None
+            made.close()
 
     def _batches(self, wanted: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
         """Return the batches of the ``wanted`` steps of some epochs, made in this order.
@@ -309,7 +311,7 @@ class Loader(Owned, Closable):
         They do not refer to this loader, which may refer to them. Raises UsageError for a closed loader.
         """
         self.engine.refuse_closed()
-        self._taken_ahead()[1].close()
+        self._end_ahead()
         engine, shards, subset, results, plan = (
             self.engine,
             self._shards,
@@ -648,14 +650,10 @@ class Loader(Owned, Closable):
     def close(self) -> None:
         """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self._made = None
-        self._taken_ahead()[1].close()
+        self._end_ahead()
         self.engine.close()
         self._shards.close()
         self.dataset.close()
-
-
-def _no_batches() -> Batches:
-    yield from ()
 
 
 def _where(row: int, step: int, item: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -20,9 +21,11 @@ from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
-from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, sampled_mixing, warn_of_few_classes
+from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, SortedByClass, sampled_mixing
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
+
+_warned: set[str] = set()  # roots of datasets
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of address space in each slot; only written rows use memory
 
@@ -63,7 +66,7 @@ def plan_of(
 
 
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
-    """Warn if batches have few of the classes, by a model for class-sorted datasets, else by a sample."""
+    """Warn once of few classes per batch, by a model for class-sorted datasets, else by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
     found, least = None, None
     if window >= records:
@@ -78,8 +81,16 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
             found, least = mixed, mixing.least_window()
     elif isinstance(subset.dataset.index, np.ndarray) and subset.weights is None:  # else labels are on disk
         found = sampled_mixing(plan, subset.labels, window)
-    if found:
-        warn_of_few_classes(found, plan, window, subset.dataset.location, least)
+    if found and plan.dataset not in _warned:
+        _warned.add(plan.dataset)
+        warnings.warn(
+            f"{subset.dataset.location} has records of a class side by side: with a window of {window} records a "
+            f"batch of {plan.batch_size} has about {found.found:.0f} classes, and {found.expected:.0f} with a "
+            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least} records' if least else 'a larger window'}, "
+            "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
+            SortedByClass,
+            stacklevel=4,  # the line that makes the Loader
+        )
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:

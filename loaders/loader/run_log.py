@@ -400,7 +400,11 @@ def prove(
     merged = RunLog.merge(places, read)
     parts = merged.entries
     card = merged.card
-    _check_one_run(card.without_numbers(), parts)
+    bare = card.without_numbers()
+    for other in (part.card.without_numbers() for part in parts):
+        for name in SAME:
+            if (one := getattr(bare, name)) != (two := getattr(other, name)):
+                raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
     plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")
@@ -463,13 +467,6 @@ def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
     chosen = ((card, (card.records, card.without)) for card in cards)
     listing = (card for card, both in chosen if all(one is None or one.numbers is not None for one in both))
     return next(listing, cards[0])
-
-
-def _check_one_run(card: RunCard, parts: Sequence[LogEntry]) -> None:
-    for other in (part.card.without_numbers() for part in parts):
-        for name in SAME:
-            if (one := getattr(card, name)) != (two := getattr(other, name)):
-                raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
 
 
 def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,8 +19,6 @@ EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epo
 MOST_PARTS = 200  # of a class; more make no difference
 
 Labels = npt.NDArray[np.integer[Any]]
-
-_warned: set[str] = set()
 
 
 class SortedByClass(UserWarning):
@@ -82,20 +79,6 @@ class ClassMixing:
         drawn = np.minimum(1.0, inside / np.maximum(1.0, share * self.classes * parts))
         classes = self.classes * (likely * (1 - (1 - drawn) ** self.batch_size)).sum(axis=1)
         return np.asarray(np.maximum(1.0, classes))
-
-
-def warn_of_few_classes(classes: Means, plan: EpochPlan, window: int, place: str, least: int | None) -> None:
-    """Warn, once per dataset, that batches have few ``classes``; ``least`` is the least window, if known."""
-    if plan.dataset not in _warned:
-        _warned.add(plan.dataset)
-        warnings.warn(
-            f"{place} has records of a class side by side: with a window of {window} records a batch of "
-            f"{plan.batch_size} has about {classes.found:.0f} classes, and {classes.expected:.0f} with a "
-            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least} records' if least else 'a larger window'}, "
-            "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
-            SortedByClass,
-            stacklevel=5,  # the line that makes the Loader
-        )
 
 
 OFTEN = 3.0  # times as often as by chance; below it, meeting again is taken as chance
