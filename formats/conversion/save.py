@@ -191,13 +191,17 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         entries["key"] = np.char.zfill(entries["offset"].astype("S"), KEY_DIGITS)
         entries["label"] = -1
         entries["length"] = -(-sum(item.size for item in items.first) // len(items.first))
+    digest = hashlib.sha256()  # to recognise the first items by
+    for item in items.first:
+        for part in (item.key, str(item.label).encode(), item.image, *item.values):
+            digest.update(len(part).to_bytes(8, "little") + part)
     listing = Listing(
         split=split,
         layout=LAYOUT,
         entries=entries,
         labels=items.coder.labels(-1),
         reader=HeldItems(),
-        options=kept_of(items.coder.form, items.first),
+        options=items.coder.form.to_json() | {"first": f"sha256:{digest.hexdigest()}"},
         schema=items.coder.schema,
         has_images=items.coder.has_images,
     )
@@ -416,15 +420,6 @@ def bad_item(number: int, message: str) -> BadItem:
     error = BadItem(f"item {number}: {message}")
     error.number = number
     return error
-
-
-def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
-    """Return the manifest's ``source``: the form, and a digest of the first items to recognise them by."""
-    digest = hashlib.sha256()
-    for item in first:
-        for part in (item.key, str(item.label).encode(), item.image, *item.values):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return form.to_json() | {"first": f"sha256:{digest.hexdigest()}"}
 
 
 class NumberedItems(ABC):

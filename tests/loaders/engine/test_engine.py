@@ -189,11 +189,11 @@ def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pyt
 
 
 def test_a_start_does_not_wait_for_an_engine_that_it_collects() -> None:
-    cycle: list[Any] = [Engine(Writing(), layout(4), workers=1)]
-    cycle.append(cycle)
+    engine: Any = Engine(Writing(), layout(4), workers=1)
+    engine.itself = engine
     with starting_process():
         began = time.monotonic()
-        del cycle
+        del engine
         gc.collect()
         assert time.monotonic() - began < 2.0
     until(lambda: not multiprocessing.active_children())

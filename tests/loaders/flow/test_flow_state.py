@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,19 +64,17 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         FLOW.load_state_dict(state)
 
 
-def module(name: str) -> Any:
-    return pytest.importorskip(f"shardprep.loaders.{name}", exc_type=ImportError)
+installed = partial(pytest.importorskip, exc_type=ImportError)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "wrapped",
     [
-        lambda flow: module("tf_inputs").QueueInput(flow.batch(4)),
-        lambda flow: module("tf_inputs").BatchQueueInput(flow, 4),
-        lambda flow: nullcontext(module("torch_data").to_torch(flow.batch(4))),
+        lambda flow: installed("shardprep.loaders.tf_inputs").QueueInput(flow.batch(4)),
+        lambda flow: installed("shardprep.loaders.tf_inputs").BatchQueueInput(flow, 4),
+        lambda flow: nullcontext(installed("shardprep.loaders.torch_data").to_torch(flow.batch(4))),
     ],
-    ids=["queue", "batch-queue", "torch"],
 )
 def test_a_flow_goes_on_behind_a_queue_of_tensorflow_and_as_tensors_of_pytorch(
     wrapped: Callable[[Flow], Any],
