@@ -211,8 +211,9 @@ class _Export:
         # absolute: a job may run in a process with another working directory
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
-        if done := finished_shards(self.output):
-            runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
+        done = finished_shards(self.output)
+        if kept := shards_kept(self.output, [unit.name for unit in self.units]):
+            runner.progress.note(f"{kept} already")
         dataset = self.dataset.absolute()
         jobs = (_Job(dataset, self.format, places, unit, self._names(unit)) for unit in wanted)
         built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)

@@ -496,18 +496,16 @@ class Seal:
         ``status`` is the file's status after it was read. A file that changed in the meantime or just before
         gets no seal, nor does one smaller than LEAST_BYTES.
         """
-        if self.status.st_size < LEAST_BYTES or self._is_young or Seal(status, self.root)._text != self._text:
+        # a change now could leave times unchanged that are young, or in the future
+        age_ns = time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns)
+        is_changed = state_of(status) != state_of(self.status)
+        if self.status.st_size < LEAST_BYTES or age_ns < YOUNG_NS or is_changed:
             return False
         with suppress(OSError, RuntimeError, OperationError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_bytes(self._path, self._text, self._path.parent)
             return True
         return False
-
-    @property
-    def _is_young(self) -> bool:
-        """Whether a change now could leave the file's times unchanged; also true for future times."""
-        return time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns) < YOUNG_NS
 
     @property
     def _path(self) -> Path:

@@ -130,7 +130,17 @@ def publish(
     if at_once < 1:
         raise UsageError("at_once must be at least 1")
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
-    local = _datasets(user_path(folder))
+    source = user_path(folder)
+    local = {
+        split: (path, read_manifest(path)) for split, path in (splits_of(source) or {"": source}).items()
+    }
+    for path, manifest in local.values():
+        if manifest.archive:
+            raise UsageError(
+                f"has its images in an archive, beside {MANIFEST_NAME}: copy the archive, and make the same "
+                "dataset with prep index",
+                path=path,
+            )
     with LoopThread(threads=at_once) as loop:
         transfers = TransferRun(loop, at_once, shown(progress))
         places = {}
@@ -174,20 +184,6 @@ def upload(
         run(place.finish(manifest, proven))
     run(place.drop_claim())
     return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
-
-
-def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
-    """Return the dataset in a folder under the name "", or its splits by name; all are finished."""
-    folders = splits_of(path) or {"": path}
-    found = {split: (folder, read_manifest(folder)) for split, folder in folders.items()}
-    for folder, manifest in found.values():
-        if manifest.archive:
-            raise UsageError(
-                f"has its images in an archive, beside {MANIFEST_NAME}: copy the archive, and make the same "
-                "dataset with prep index",
-                path=folder,
-            )
-    return found
 
 
 @dataclass(frozen=True)
