@@ -284,7 +284,10 @@ def refuse_folder_of_splits(folder: Path) -> None:
 
 def refuse_in_dataset(output: Path) -> None:
     """Raise UsageError for an output below the folder of a dataset."""
-    if any((folder / INDEX_NAME).exists() for folder in output.absolute().parents):
+    if any(
+        (folder / INDEX_NAME).exists() and (folder / MANIFEST_NAME).exists()
+        for folder in output.absolute().parents
+    ):
         raise UsageError(
             "is in the folder of a dataset, which it would damage; choose another path", path=output
         )
