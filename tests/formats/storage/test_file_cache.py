@@ -271,7 +271,8 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
 ) -> None:
     (tmp_path / "mine").write_text("x")
     (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset/index.npy").write_text("x")
+    for name in ("index.npy", "manifest.json"):
+        (tmp_path / "dataset" / name).write_text("x")
     for wrong in (tmp_path, tmp_path / "mine", tmp_path / "dataset/new"):
         with pytest.raises(UsageError, match=r"not a cache|not a folder|in the folder of a dataset"):
             opened(wrong)
