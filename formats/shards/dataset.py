@@ -284,10 +284,8 @@ def refuse_folder_of_splits(folder: Path) -> None:
 
 def refuse_in_dataset(output: Path) -> None:
     """Raise UsageError for an output below the folder of a dataset."""
-    if any(
-        (folder / INDEX_NAME).exists() and (folder / MANIFEST_NAME).exists()
-        for folder in output.absolute().parents
-    ):
+    # two marks, because other programs write an index.npy or a manifest.json, too
+    if any(sum((folder / mark).exists() for mark in MARKS) > 1 for folder in output.absolute().parents):
         raise UsageError(
             "is in the folder of a dataset, which it would damage; choose another path", path=output
         )
