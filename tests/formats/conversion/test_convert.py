@@ -29,7 +29,6 @@ from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.runtime.work_folder import differences
 from support.datasets import StopAfter, converted, prep_here, tree
 from support.image_files import JPEG, encoded, pixels
 from support.record_sources import tfds, write_tfrecord
@@ -147,7 +146,10 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
 
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
-    assert differences({"names": ["0"], "seed": 0}, {"names": [], "seed": 5}) == "--seed was 0, is now 5"
+    assert (
+        preflight.differences({"names": ["0"], "seed": 0}, {"names": [], "seed": 5})
+        == "--seed was 0, is now 5"
+    )
 
 
 def test_space_is_checked_before_anything_is_written(

@@ -75,6 +75,7 @@ installed = partial(pytest.importorskip, exc_type=ImportError)
         lambda flow: installed("shardprep.loaders.tf_inputs").BatchQueueInput(flow, 4),
         lambda flow: nullcontext(installed("shardprep.loaders.torch_data").to_torch(flow.batch(4))),
     ],
+    ids=["queue", "batch-queue", "torch"],
 )
 def test_a_flow_goes_on_behind_a_queue_of_tensorflow_and_as_tensors_of_pytorch(
     wrapped: Callable[[Flow], Any],
