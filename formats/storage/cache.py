@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -232,8 +232,9 @@ class FileCache(Owned, Closable):
     def hold_intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
         """Hold a file as :meth:`hold` does, after hashing it: a corrupt copy is replaced."""
         held = self.hold([entry], let_go)
-        if held.has_downloaded or _is_right(held.pin_of(entry), entry):
-            return held
+        with suppress(OSError):  # a bad sector
+            if held.has_downloaded or hash_descriptor(held.pin_of(entry).fileno()) == entry.sha256:
+                return held
         with held:
             self.folder.discard(entry, held.pin_of(entry))
         return self.hold([entry], let_go)
@@ -396,13 +397,6 @@ class FileCache(Owned, Closable):
             self._refuse_closed()
             patience.wait(self.folder.part_of(next(iter(times))), times)
             self._pin(held, held.lacks(coming))
-
-
-def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
-    try:
-        return hash_descriptor(file.fileno()) == entry.sha256
-    except OSError:  # a bad sector
-        return False
 
 
 @dataclass(frozen=True)

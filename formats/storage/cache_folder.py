@@ -210,9 +210,7 @@ class CacheFolder:
             folder.mkdir(exist_ok=True)
             for entry in manifest.files:
                 link = unfinished(folder, entry.name)
-                link.symlink_to(
-                    os.path.relpath(self.path_of(entry), folder)
-                )  # relative: a cache can be moved
+                link.symlink_to(os.path.relpath(self.path_of(entry), folder))  # a cache can be moved
                 link.replace(folder / entry.name)
             publish_bytes(folder / MANIFEST_NAME, data, folder)
 

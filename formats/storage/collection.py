@@ -300,16 +300,11 @@ class _IndexFile:
             for first, last in pairwise([*runs, len(numbers)]):
                 memory = rows[first:last].view(np.uint8).data
                 offset = self._start + int(numbers[first]) * self.row.itemsize
-                if read_into(descriptor, memory, offset) != len(memory):
-                    raise self._changed()
+                read_into(descriptor, memory, offset)  # a short read has changed the size
             if state_of(os.fstat(descriptor)) != self._known:
-                raise self._changed()
+                issue = "changed since it was verified; prep verify shows what is wrong"
+                raise ManifestDamaged(issue, path=self._path)
         return rows
-
-    def _changed(self) -> ManifestDamaged:
-        return ManifestDamaged(
-            "changed since it was verified; prep verify shows what is wrong", path=self._path
-        )
 
 
 class Collection(RecordSet):
