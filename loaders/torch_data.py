@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.formats.runtime.files import Owned, not_copyable
@@ -93,12 +92,7 @@ def tensor_of(part: Any) -> Any:
     array = np.asarray(part) if isinstance(part, memoryview) else part
     if not isinstance(array, np.ndarray) or array.dtype.kind not in NUMBERS:
         return part
-    if not _can_be_shared(array):
+    whole_steps = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    if not (array.flags.writeable and array.flags.aligned and array.dtype.isnative and whole_steps):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)
-
-
-def _can_be_shared(array: npt.NDArray[Any]) -> bool:
-    size = array.itemsize
-    whole_steps = all(stride >= 0 and stride % size == 0 for stride in array.strides)
-    return array.flags.writeable and array.flags.aligned and array.dtype.isnative and whole_steps

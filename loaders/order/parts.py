@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import cycle, pairwise
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -238,8 +238,10 @@ class WeightedParts:
         """Share out the places by largest remainder. Raises UsageError for invalid weights."""
         if not isinstance(weights, Mapping) or set(weights) != set(names):
             raise UsageError(f"weights must be a dict with one number for each of {', '.join(names)}")
-        shares = [_share(name, weights[name]) for name in names]
-        places = shared_out(sum(records), shares)
+        for name in names:
+            if not is_number(weights[name]) or weights[name] <= 0:
+                raise UsageError(f"the weight of {name} must be a number above 0, not {weights[name]!r}")
+        places = shared_out(sum(records), [Fraction(float(weights[name])) for name in names])
         for name, count, own in zip(names, places, records, strict=True):
             if not count or not own:
                 raise UsageError(
@@ -278,12 +280,6 @@ def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
     for at in by_rest[: total - sum(counts)]:
         counts[at] += 1
     return tuple(counts)
-
-
-def _share(name: str, weight: Any) -> Fraction:
-    if not is_number(weight) or weight <= 0:
-        raise UsageError(f"the weight of {name} must be a number above 0, not {weight!r}")
-    return Fraction(float(weight))
 
 
 SCANNED = 1 << 18  # places computed at a time

@@ -506,16 +506,13 @@ class ColorJitter:
     def matrix(self, mean: npt.ArrayLike, draws: Sequence[float]) -> Matrix:
         """Return the 3 x 4 map for an image with this mean colour; ``draws`` are three numbers in [0, 1)."""
         strengths = (self.brightness, self.contrast, self.saturation)
-        brightness, contrast, saturation = map(_factor, strengths, draws)
+        ranges = ((max(0.0, 1 - strength), 1 + strength) for strength in strengths)
+        factors = (low + (high - low) * draw for (low, high), draw in zip(ranges, draws, strict=True))
+        brightness, contrast, saturation = factors
         gray = brightness * float(LUMA @ np.asarray(mean)[:3])
         colours = saturation * np.eye(3) + (1 - saturation) * LUMA  # rows sum to 1: grays stay
         offset = np.full((3, 1), (1 - contrast) * gray)
         return np.hstack([brightness * contrast * colours, offset])
-
-
-def _factor(strength: float, draw: float) -> float:
-    low, high = max(0.0, 1 - strength), 1 + strength
-    return low + (high - low) * draw
 
 
 def lighting_offset(weights: npt.ArrayLike) -> Matrix:
