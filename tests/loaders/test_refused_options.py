@@ -24,7 +24,6 @@ from shardprep.loaders import (
     Views,
 )
 from shardprep.loaders.batches.slots import SlotLayout
-from shardprep.loaders.batches.stack import Batches
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.measuring.disk import measure_disk
@@ -197,7 +196,6 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
         partial(measure_disk, Path()),
         [({"seconds": -1}, "for -1 seconds"), ({"record_bytes": 0}, "of 0 bytes")],
     ),
-    (partial(Batches, [1], batch_size=2), each_of(batch_size=(0, -1), remainder=("pad",))),
     (
         partial(Engine, Writing(), layout(4), workers=1),
         each_of(workers=(-1,), slots=(2, None), deadline=(0, "1")),
