@@ -276,8 +276,6 @@ def find(
     A record is found if it has the picture's bytes, or was made from them; with --near also if it looks
     alike.
     """
-    if hashes is not None and not near:
-        raise click.UsageError("--hashes keeps what --near reads; give both")
     if run is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
     if run is None:

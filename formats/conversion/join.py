@@ -140,9 +140,7 @@ def requested(
     if not columns:
         raise UsageError("name at least one column to join")
     choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
-    Schema({choice.name: "bytes" for choice in choices})
-    if len({choice.name for choice in choices}) != len(choices):
-        raise UsageError("a column is named twice")
+    Schema(Field(choice.name, "bytes") for choice in choices)
     origins = [os.fspath(origin) for origin in columns.values()]
     return [_found(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]
 

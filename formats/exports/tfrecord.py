@@ -53,12 +53,6 @@ def example(features: Mapping[str, Feature]) -> bytes:
     return _field(_FIRST, b"".join(_field(_FIRST, entry) for entry in entries))
 
 
-def framed(message: bytes) -> bytes:
-    """Return the record of a TFRecord file: length, message, and the masked CRC-32C of each."""
-    length = len(message).to_bytes(8, "little")
-    return HEAD.pack(len(message), masked_crc(length)) + message + TAIL.pack(masked_crc(message))
-
-
 COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}
 SIDE_KEYS = {side: "image/object/bbox/" + side.replace("_", "") for side in SIDES}
 FLOATS = ("float16", "float32")
@@ -82,7 +76,9 @@ class TFRecord(ExportFormat):
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:
-            file.write(framed(example(dict(self._features(record)))))
+            message = example(dict(self._features(record)))
+            length = len(message).to_bytes(8, "little")
+            file.write(HEAD.pack(len(message), masked_crc(length)) + message + TAIL.pack(masked_crc(message)))
 
     def _features(self, record: ExportRecord) -> Iterator[tuple[str, Feature]]:
         yield "image/filename", bytes_feature(record.key.encode())

@@ -63,14 +63,12 @@ class WebDatasetTars(ExportFormat):
 
     name = "webdataset"
     unit_names = "{split}-{number:06d}.tar"
+    names_of_boxes = ("boxes",)
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)
         bare = digests(without_suffix(key.decode()) for key in index["key"].tolist())
         self._bare = not repeated(bare)
-        for field in source.schema:
-            if source.has_boxes and f"{field.name.lower()}.{EXTENSIONS.get(field.kind)}" == BOXES:
-                raise self.cannot_hold(field, "boxes have that name", "parquet or mds")
 
     def names(self, rows: Rows) -> list[str]:
         keys = super().names(rows)

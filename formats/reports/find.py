@@ -100,7 +100,7 @@ def find(
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     if hashes is not None and not near:
-        raise UsageError("hashes are used only to find near images: give near=True")
+        raise UsageError("hashes are used only to find near images: give --near (in Python near=True)")
     if not images:
         raise UsageError("give at least one picture to look for")
     pictures = [_picture(image, near) for image in user_paths(images, "images")]

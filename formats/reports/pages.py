@@ -272,7 +272,6 @@ def line_chart(
     title: str,
     x: str,
     y: str,
-    show_x: Show = shown_number,
     show_y: Show = shown_number,
     dotted: bool = False,
     mark: tuple[float, str] | None = None,
@@ -297,10 +296,10 @@ def line_chart(
         drawn += _marked(*place(mark[0], dict(points)[mark[0]]), mark[1])
     step = round_step(most_x / (MOST_TICKS - 1))
     across = [a for a, _ in points] if dotted else [n * step for n in range(int(most_x / step) + 1)]
-    ticks = [(place(a, 0)[0], show_x(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
+    ticks = [(place(a, 0)[0], shown_number(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
     up = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
-    rows = [(show_x(a), show_y(b)) for a, b in points]
+    rows = [(shown_number(a), show_y(b)) for a, b in points]
     return _figure(title, text, drawn, ticks, up, (x, y), rows)
 
 

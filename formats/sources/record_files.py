@@ -282,13 +282,12 @@ def _of_split(
 ) -> dict[str, list[str]]:
     """Return the files of each split, by folder or name; none if a split's folder has folders or no files."""
     if folders := split_folders(folder):
-        if any(map(_has_folders, (folder / name for name in folders.values()))):
+        if any(_folders_in(folder / name) for name in folders.values()):
             return {}
         found = {one: matching(f"{place}/{name}".lstrip("/")) for one, name in folders.items()}
         return found if all(found.values()) else {}
     files, found = matching(place), {}
-    inner = (each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    if files and any(holds_images(each, 1) for each in inner):
+    if files and any(holds_images(each, 1) for each in _folders_in(folder)):
         return {}  # class folders, and files beside them
     for file in files:
         found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
@@ -303,8 +302,8 @@ def _of_split(
     return {split or "train": without} if without else found
 
 
-def _has_folders(folder: Path) -> bool:
-    return any(each.is_dir() and not each.name.startswith(".") for each in folder.iterdir())
+def _folders_in(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
 
 
 @dataclass(frozen=True)

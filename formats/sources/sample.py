@@ -99,10 +99,6 @@ class SamplePlan:
         order = unsorted_permutation(np.random.default_rng((self.seed, CLASSES)), len(official))
         return tuple(official[i] for i in order[: self.classes])
 
-    def photographs(self, label: int) -> range:
-        """Return the photographs of a class; more than 25 classes share them."""
-        return range(label % PHOTOGRAPHS, PHOTOGRAPHS, self.classes)
-
     def train_images(self, label: int) -> Iterator[SampleImage]:
         """Yield the images of one class by ascending number, with gaps and without padding."""
         wnid = self.wnids[label]
@@ -130,7 +126,7 @@ class SamplePlan:
 
     def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
-        choice = self.photographs(label)
+        choice = range(label % PHOTOGRAPHS, PHOTOGRAPHS, self.classes)  # more than 25 classes share them
         seed = (self.seed, STREAM_OF[split], label, rank)
         return SampleImage(key, label, choice[rank % len(choice)], seed, ODDITIES[split].get(n))
 

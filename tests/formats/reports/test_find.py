@@ -121,11 +121,7 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
 
-    reasons = {
-        "text.jpg": "not a valid image",
-        "empty.jpg": "has 0 bytes",
-        "": "is a folder; give its images",
-    }
+    reasons = {"text.jpg": "not a valid image", "empty.jpg": "has 0 bytes", "": "is a folder"}
     for file, reason in reasons.items():
         with pytest.raises(UsageError, match=reason):
             find(datasets["plain"], [tmp_path / file], workers=1)
