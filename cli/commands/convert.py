@@ -110,7 +110,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     "--root", type=FOLDER, help="Folder that the paths of a list are relative to.  [default: the list's]"
 )
 @click.option("--path-column", metavar="NAME", help="Column of paths in a CSV or JSON Lines file.")
-@click.option("--label-column", metavar="NAME", help="Column of labels.  [default: the usual names]")
+@click.option("--label-column", metavar="NAME", help='Label column; "" for none.  [default: the usual names]')
 @click.option(
     "--image-column",
     metavar="NAME",

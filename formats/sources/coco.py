@@ -244,7 +244,8 @@ class CocoInstances:
             place = place_below(name, [self._walk.top])
             file = self._walk.find(place)
             if file is None:
-                raise SourceIncomplete("is missing; add it", path=self._walk.top / place)
+                missing = f"is missing; add it, or remove it from {self._path.name}"
+                raise SourceIncomplete(missing, path=self._walk.top / place)
             more, key = (file.size, *sides, number), record_key("", place)
             self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more)
         elif part == "annotations":

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.record import LabelSpace
+from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
 from shardprep.formats.runtime.progress import count_of
@@ -76,7 +76,10 @@ _PLAIN = ("path", "label")
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table of images: its columns of paths, labels and splits, the kinds of others, and all names."""
+    """A table of images: its columns of paths, labels and splits, the kinds of others, and all names.
+
+    Without a column of labels, ``labels`` is None if folders may be classes, and "" if no image has a label.
+    """
 
     file: ArchiveFile
     form: TableForm
@@ -85,11 +88,6 @@ class ListedTable:
     splits: str | None = None
     kinds: dict[str, CellKind] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)  # of all rows
-
-    @property
-    def left_out(self) -> list[str]:
-        used = (self.paths, self.labels, self.splits, *self.kinds, "")
-        return [name for name in self.names if name not in used]
 
 
 @dataclass
@@ -146,9 +144,9 @@ class ListedSource(Source):
             reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
         kept = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
-        if table.left_out:
-            left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
-            notes = (left_out, *notes)
+        used = (table.paths, table.labels, table.splits, *table.kinds, "")
+        if unused := ", ".join(name for name in table.names if name not in used):
+            notes = (f"columns left out: {unused}; take one with --column NAME:KIND", *notes)
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
         return Listing(
             split,
@@ -233,8 +231,8 @@ class ListedImages:
         if file is None and not is_list:
             return
         with self.problems.collected("label"), self._at(table.file.path, lambda: row.line):
-            if table.labels is None:
-                label = self.classes.of_folder(path)
+            if not table.labels:
+                label = self.classes.of_folder(path) if table.labels is None else UNLABELLED
             else:
                 cell = row.cells[table.labels]
                 name = "" if cell is None else label_name(cell).strip()
@@ -343,7 +341,7 @@ class LabelledList(ListedSource):
 
     def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
-        names_columns = bool(options.path_column or options.label_column or options.columns)
+        names_columns = bool(options.kept("path_column", "label_column", "columns"))
         if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
             if names_columns:
                 raise ValueError(
@@ -358,7 +356,9 @@ class LabelledList(ListedSource):
         if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
             return ListedTable(file, TableForm(_PLAIN, form.delimiter, has_header=False))
         path = _column(file, names, options.path_column, PATH_COLUMNS, "--path-column")
-        label = _column(file, names, options.label_column, LABEL_COLUMNS, "--label-column")
+        label = options.label_column
+        if label != "":
+            label = _column(file, names, label, LABEL_COLUMNS, '--label-column ("" for none)')
         choices = options.column_choices
         used = {path, label, *(choice.origin for choice in choices)}
         split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
@@ -494,7 +494,8 @@ class MetadataFolder(ListedSource):
         path = _column(file, names, options.path_column or PATH_NAME, (), "--path-column")
         label = next((name for name in LABEL_NAMES if name in names), None)
         if options.label_column is not None:
-            label = _column(file, names, options.label_column, (), "--label-column")
+            wanted = options.label_column
+            label = wanted and _column(file, names, wanted, (), "--label-column")
         used = (path, label, self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
         return ListedTable(file, form, *used, kinds, dict.fromkeys(names))
