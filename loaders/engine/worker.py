@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -94,6 +95,7 @@ def main(
         except Exception as error:  # raised again in the process that waits for the work
             _send(channel, pack_answer(Answer.FAILED), pack(error))
             return
+        gc.freeze()  # a collection no longer traverses what was imported: 1.5 % of the CPU of small crops
         _send(channel, pack_answer(Answer.READY))
         _WorkerLoop(index, channel, ring, status_table, received, fill).serve()
 
