@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -235,7 +235,7 @@ def check_replaced(file: Path | None) -> None:
 
 CONNECT_TIMEOUT_S = 10
 CLOSE_TIMEOUT_S = 2
-RAY_PORT = 10001  # the default port of Ray's client server
+PORTS = {"tcp": 0, "tls": 0, "ray": 10001}  # the default ports by scheme; a Dask scheduler has none
 
 cluster_option: Option = click.option(
     "--cluster",
@@ -263,13 +263,10 @@ def _dask(address: str) -> Iterator[Executor]:
         raise MissingExtra.of("--cluster tcp://", "Dask", "dask") from error
     engine: Any = distributed  # typed only where mypy finds it
     try:
+        _knock(address)
         client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except OSError as error:  # a TimeoutError, too
         raise OperationError(f"no Dask scheduler answers at {address}; check that it is running") from error
-    except ValueError as error:
-        raise UsageError(
-            f"{address} is not a cluster address, such as tcp://host:8786, ray://host:10001 or auto"
-        ) from error
     try:
         yield client.get_executor()
     finally:
@@ -304,27 +301,28 @@ def _ray(address: str) -> Iterator[Executor]:
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
     executor = RayExecutor()
+    is_interrupted = False
     try:
         yield executor
-    except Exception:
-        _disconnect(executor, ray)
+    except BaseException as error:
+        is_interrupted = not isinstance(error, Exception)
         raise
-    # not when interrupted: a thread of Ray may wait for this one, and the process ends anyway
-    _disconnect(executor, ray)
-
-
-def _disconnect(executor: Executor, engine: Any) -> None:
-    executor.shutdown(wait=False)
-    engine.shutdown()
+    finally:
+        if not is_interrupted:  # a thread of Ray may wait for this one, and the process ends anyway
+            executor.shutdown(wait=False)
+            ray.shutdown()
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nothing listens at a ``ray://`` address, which Ray would try for half a minute."""
+    """Raise UsageError for no cluster's address, OSError if nothing listens there: engines try for long."""
     if address == "auto":
         return
-    try:
+    with suppress(ValueError, KeyError):
         parts = urlsplit(address)
-        place = (parts.hostname or "", parts.port or RAY_PORT)
-    except ValueError as error:
-        raise UsageError(f"{address} is not a cluster address, such as ray://host:{RAY_PORT}") from error
-    socket.create_connection(place, CONNECT_TIMEOUT_S).close()
+        default = PORTS[parts.scheme]
+        if parts.hostname and (port := parts.port or default):
+            socket.create_connection((parts.hostname, port), CONNECT_TIMEOUT_S).close()
+            return
+    raise UsageError(
+        f"{address!r} is not a cluster address, such as tcp://host:8786, ray://host:10001 or auto"
+    )

@@ -22,10 +22,11 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
+from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head, unpack_batch
 from shardprep.loaders.machines.keys import ReceiverAuth
-from shardprep.loaders.machines.ledger import Ledger, StepRef, Steps
+from shardprep.loaders.machines.ledger import Ledger, SenderFailed, StepRef, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_BUFFER_BYTES,
@@ -354,8 +355,8 @@ class Reception:
         elif head.kind == FrameKind.ERROR:
             work, text = wire.read_step(head), wire.text_in(head.description, "text")
             self._ledger.fail(address, *self._step_of(work), text)
-            last = text.strip().rpartition("\n")[2]
-            log.warning("%s: sender %s failed: %s", self.socket.endpoint, sender.hello.name, last)
+            failure = reported(SenderFailed, f"sender {sender.hello.name} failed", text)
+            log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
         else:
             raise FrameDamaged("a sender sent a kind of frame that only receivers send")

@@ -412,6 +412,16 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(caplog: pytest.LogCapt
         assert re.search(f"sender .* failed: .*UsageError: .*{says}", caplog.messages[-1])
 
 
+def test_the_log_has_the_error_of_a_failed_sender_and_not_its_note(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Flow:
+        return Flow.from_iterable(["x"]).map(int)
+
+    with RemoteSource(ANY_PORT) as source, serving(make, source.endpoint):
+        with pytest.raises(SenderFailed):
+            next(iter(source))
+        assert "failed: ValueError: invalid literal" in caplog.messages[-1]
+
+
 @pytest.mark.torture
 def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
     with (
