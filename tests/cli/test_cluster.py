@@ -109,6 +109,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(
 
 
 @needs_dask
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["head", "dask://head:8786", "tcp://head", ""])
 def test_what_is_no_address_of_a_cluster_is_refused_at_once(
     address: str, archives: Path, tmp_path: Path
