@@ -111,6 +111,9 @@ class EngineStats(Counts):
     copied: int
     restarts: int
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
+
 
 @dataclass
 class Meter:
