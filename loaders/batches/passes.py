@@ -18,8 +18,7 @@ SINGLE = (str, bytes, bytearray, Mapping)  # one item, although it can be iterat
 class Passes:
     """The passes over ``source``: a Loader, another iterable, or a function that returns an iterable.
 
-    An iterator (such as a generator) has one pass; beginning another raises UsageError rather than silently
-    yielding an empty epoch. Not thread-safe. A pickled copy begins anew.
+    Beginning a second pass of an iterator raises UsageError. Not thread-safe. A pickled copy begins anew.
     """
 
     def __init__(self, source: Source) -> None:

@@ -17,7 +17,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.batches.passes import Passes, Source
-from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.flow.flow import Flow, FlowPlace
 from shardprep.loaders.flow.sources import FromIterable
 from shardprep.loaders.frameworks.tensors import (
     Leaves,
@@ -425,8 +425,9 @@ class BatchQueueInput(QueueInput):
         signature: Any = None,
         capacity: int | str | None = None,
     ) -> None:
-        flow = records if isinstance(records, Flow) else Flow(FromIterable(Passes(records)))
-        self._batches = flow.batch(batch_size, remainder=remainder)
+        if not isinstance(records, Flow) or records.next_place != FlowPlace():  # continues where it is
+            records = Flow(FromIterable(Passes(records)))
+        self._batches = records.batch(batch_size, remainder=remainder)
         super().__init__(self._batches, signature=signature, capacity=capacity)
 
     def close(self) -> None:

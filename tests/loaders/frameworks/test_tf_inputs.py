@@ -302,6 +302,9 @@ def test_two_epochs_are_a_flows_first_two_passes_bit_for_bit(make: Made) -> None
             for number in range(2):
                 for got, expected in zip(whole_epoch(), reference.at_pass(number), strict=True):
                     assert_same_form(got, expected)
+        items.load_state_dict({**items.state_dict(), "items": 10})
+        with BatchQueueInput(items, 5) as each:  # goes on where the flow is
+            assert len(list(each)) == 3
 
 
 def address_of(tensor: Any) -> int:
