@@ -571,8 +571,8 @@ class Flow(Closable):
         """Begin one part of a pass. Raises UsageError for a part that does not exist."""
         if checked_int(number, "the number of a part", least=0) >= self.parts:
             raise UsageError(f"this flow has the parts 0 to {self.parts - 1}, not {number}")
-        now = self._pass(pass_number)
-        return self.node.part(now, number) if isinstance(self.node, FromParts) else self._counted(now)
+        now, node = self._pass(pass_number), self.node if self.parts > 1 else None
+        return node.part(now, number) if isinstance(node, FromParts) else self._counted(now)
 
     def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
         """Run a pass as part ``number`` of the pass ``now`` of another flow."""

@@ -127,6 +127,9 @@ def test_only_what_came_after_other_stats_counts_also_when_the_flow_is_closed() 
     later = flow.stats().since(before)
 
     assert (later.passes, later.items, later.rows, later.unit) == (1, 10, 10, "items")
+    whole = Flow.from_parts(lambda part: range(10), parts=1)
+    assert len([*whole.part(0, 0)]) == 10
+    assert (whole.stats().passes, whole.stats().items) == (1, 10), "as a sender takes it"
     assert all(seconds >= 0 for group in later.groups.values() for seconds in group.stages.values())
 
 
