@@ -104,7 +104,7 @@ class SplitImages:
 
 @dataclass(frozen=True)
 class ListedSource(Source):
-    """Images below ``root``, listed in tables; in a list each has a label, and may be missing or skipped."""
+    """Images below ``root``, listed in tables; those of a list may be missing or skipped."""
 
     TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
     is_list: ClassVar[bool] = False
