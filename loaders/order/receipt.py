@@ -167,8 +167,8 @@ class Receipt:
         missing = records - accounted.count
         wrong = f"{missing} or more are missing" if missing > 0 else "some were delivered more than once"
         raise DataError(
-            f"{found}; so {wrong}. Merge the receipts, or give the logs, of all ranks, each once, and of all parts of a "
-            "resumed epoch"
+            f"{found}; so {wrong}. Check an epoch at its end; merge the receipts, or give the logs, of all ranks, each "
+            "once, and of all parts of a resumed epoch"
         )
 
     def to_json(self) -> dict[str, Any]:
