@@ -267,7 +267,7 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
     """
     folder = RemoteFolder(place, policy)
     try:
-        return {"": await dataset_in(folder)}
+        return {"": await _dataset_in(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
         if found := await _splits_in(folder, policy):
             return found
@@ -294,7 +294,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
-            found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
+            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), policy))
         except RemoteMissing as error:
             if name in listed and name in USUAL_ORDER:
                 raise _unpublished(error) from error
@@ -304,7 +304,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     return found
 
 
-async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
+async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
     """Return the dataset in a folder. Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed."""
     found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
     if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path

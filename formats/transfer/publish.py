@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from shardprep.formats.errors import PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import read_at, user_path
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
@@ -21,6 +21,7 @@ from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import splits_of
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
     PROVENANCE_NAME,
     Manifest,
     read_manifest,
@@ -38,14 +39,7 @@ from shardprep.formats.storage.store import (
     StoredFile,
     part_bytes,
 )
-from shardprep.formats.storage.transfer import (
-    FileTransfer,
-    HashedBytes,
-    RemoteDamaged,
-    Transfer,
-    TransferRun,
-    dataset_in,
-)
+from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, RemoteDamaged, Transfer, TransferRun
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
@@ -198,9 +192,12 @@ class StorePlace:
 
     async def published(self) -> Manifest | None:
         """Return the published manifest, or None. Raises ManifestDamaged, UnknownVersion."""
-        with suppress(RemoteMissing):
-            return (await dataset_in(self.remote)).manifest
-        return None
+        data = await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+        try:
+            return None if data is None else Manifest.parse(data)
+        except ManifestDamaged as error:
+            error.path, error.shard = self.remote.place.url, MANIFEST_NAME
+            raise
 
     async def holds(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""

@@ -98,6 +98,8 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
     local: Path, bucket: Path, url: str, proxy: Proxy
 ) -> None:
     published(local / "train", url)
+    (bucket / "page").mkdir()
+    (bucket / "page/manifest.json").write_text("<html>")
     before = tree(bucket)
     other = bucket / "place/other"
     other.mkdir(parents=True)
@@ -111,6 +113,8 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         published(local / "val", f"{url}/place")  # a folder of splits, say
     with pytest.raises(UsageError, match="would lie"):
         published(local, url)
+    with pytest.raises(ManifestDamaged):
+        published(local / "val", f"{url}/page")
     for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
         with pytest.raises(UsageError) as caught:
             published(local / "val", refused)
