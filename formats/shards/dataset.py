@@ -285,7 +285,7 @@ def refuse_folder_of_splits(folder: Path) -> None:
 def refuse_in_dataset(output: Path) -> None:
     """Raise UsageError for an output below the folder of a dataset."""
     # two marks, because other programs write an index.npy or a manifest.json, too
-    if any(sum((folder / mark).exists() for mark in MARKS) > 1 for folder in output.absolute().parents):
+    if any(sum((folder / mark).exists() for mark in MARKS) > 1 for folder in output.resolve().parents):
         raise UsageError(
             "is in the folder of a dataset, which it would damage; choose another path", path=output
         )

@@ -69,6 +69,7 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
         collect(parts[0], parts)
     with pytest.raises(UsageError, match="in the folder of a dataset"):
         collect(parts[0] / "below", parts)
+    collect(parts[0] / "../beside", parts).close()
     with pytest.raises(UsageError, match="is a collection; give its parts"):
         collect(folder.parent / "other", [folder])
     for given_parts, said in (([], "1 to 4096 parts"), ([parts[0], parts[0]], "given twice")):
