@@ -443,9 +443,11 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def _settle(future: Future[T], done: Future[T]) -> None:
     """Copy the outcome of ``done`` to ``future``, unless that has one."""
     with suppress(InvalidStateError):
-        if (error := done.exception()) is None:
+        try:
             future.set_result(done.result())
-        else:
+        except InvalidStateError:
+            raise
+        except BaseException as error:  # a CancelledError, too
             future.set_exception(error)
 
 

@@ -160,6 +160,15 @@ def test_two_attempts_at_one_shard_at_the_same_time_do_no_harm(
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
+def test_a_call_whose_task_is_cancelled_does_not_stay_pending() -> None:
+    call, task = Future[int](), Future[int]()
+    task.cancel()
+    jobs._settle(call, task)
+
+    with pytest.raises(CancelledError):
+        call.result(0)
+
+
 def test_a_call_that_is_made_while_the_head_is_declared_silent_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "HEAD_INTERVAL_S", 0.01)
     monkeypatch.setattr(jobs, "HEAD_SILENT_S", -1.0)
