@@ -75,10 +75,10 @@ class FileEntry:
 
 
 @contextmanager
-def published_file(path: Path) -> Iterator[int]:
+def published_file(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
     """Open a file for reading. Raises ManifestDamaged if it is not a regular file; OSError with its name."""
     with naming(path):
-        descriptor = os.open(path, OPEN_FLAGS)
+        descriptor = os.open(path, flags)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a fifo would block
                 raise ManifestDamaged("is not a regular file", path=path)

@@ -40,7 +40,7 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.files import hash_descriptor
+from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
@@ -218,7 +218,8 @@ class FileCheck:
     def found(self) -> CheckResult:
         """Hash the file, and check the content of the same file, even if it is renamed."""
         found, digests = CheckResult(), []
-        with published_file(self.path) as descriptor, reading(self.entry.name, found):
+        flags = OPEN_FLAGS | os.O_NOFOLLOW
+        with published_file(self.path, flags) as descriptor, reading(self.entry.name, found):
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, OTHER_SHA256)
             if self.region:
