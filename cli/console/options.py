@@ -235,7 +235,7 @@ def check_replaced(file: Path | None) -> None:
 
 CONNECT_TIMEOUT_S = 10
 CLOSE_TIMEOUT_S = 2
-PORTS = {"tcp": 0, "tls": 0, "ray": 10001}  # the default ports by scheme; a Dask scheduler has none
+PORTS = dict.fromkeys(("tcp", "tls", "ws", "wss", "ucx"), 0) | {"ray": 10001}  # defaults; Dask has none
 
 cluster_option: Option = click.option(
     "--cluster",
@@ -318,10 +318,11 @@ def _knock(address: str) -> None:
     if address == "auto":
         return
     with suppress(ValueError, KeyError):
-        parts = urlsplit(address)
+        parts = urlsplit(address if "://" in address else f"tcp://{address}")
         default = PORTS[parts.scheme]
         if parts.hostname and (port := parts.port or default):
-            socket.create_connection((parts.hostname, port), CONNECT_TIMEOUT_S).close()
+            if parts.scheme != "ucx":  # it may not listen on TCP
+                socket.create_connection((parts.hostname, port), CONNECT_TIMEOUT_S).close()
             return
     raise UsageError(
         f"{address!r} is not a cluster address, such as tcp://host:8786, ray://host:10001 or auto"

@@ -90,15 +90,16 @@ def test_a_cluster_of_ray_that_was_joined_and_is_gone_is_an_error_and_not_the_en
 @pytest.mark.parametrize(
     ("scheme", "said"),
     [
-        pytest.param("tcp", "no Dask scheduler answers at", marks=needs_dask),
-        pytest.param("ray", "no Ray cluster answers at", marks=needs_ray),
+        pytest.param("tcp://", "no Dask scheduler answers at", marks=needs_dask),
+        pytest.param("", "no Dask scheduler answers at", marks=needs_dask),
+        pytest.param("ray://", "no Ray cluster answers at", marks=needs_ray),
         pytest.param("auto", "no Ray cluster answers at", marks=needs_ray),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_an_error(
     scheme: str, said: str, archives: Path, tmp_path: Path
 ) -> None:
-    address = scheme if scheme == "auto" else f"{scheme}://127.0.0.1:{free_port()}"
+    address = scheme if scheme == "auto" else f"{scheme}127.0.0.1:{free_port()}"
     alone = os.environ | RAY_OPTIONS | {"RAY_TMPDIR": str(tmp_path)}
 
     failed = prep(*words(archives, "--cluster", address), cwd=tmp_path, env=alone)
