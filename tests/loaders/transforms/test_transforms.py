@@ -236,7 +236,7 @@ def whole(image: Image, size: int, resize: int, interpolation: str) -> Image:
     shrinking = shorter / resize
     if interpolation == "auto":
         interpolation = "area" if shrinking > 1 else "linear"
-        if 1.4 <= shrinking <= 3:
+        if 1.2 <= shrinking <= 3:
             interpolation, beside = "linear", min(0.36, 1.1 * (shrinking**2 - 1) / 12)
             kernel = np.array([beside, 1 - 2 * beside, beside])
             image = np.asarray(cv2.sepFilter2D(image, -1, kernel, kernel, borderType=cv2.BORDER_REPLICATE))
@@ -251,16 +251,26 @@ def evaluated(image: Image, size: int, resize: int, interpolation: str) -> Image
     return np.asarray(transform(record, RecordRandom(0)(0, 0)), np.uint8)
 
 
+def coarse(width: int, height: int) -> Image:
+    """An image without edges, so that a fraction of a pixel shows where it lies."""
+    noise = np.random.default_rng(0).normal(size=(height, width, 3)).astype(np.float32)
+    blurred = cv2.GaussianBlur(noise, (0, 0), 8)
+    return np.asarray(np.clip(128 + 45 * blurred / blurred.std(), 0, 255), np.uint8)
+
+
 @pytest.mark.parametrize("interpolation", ["auto", "area", "linear", "cubic"])
 @pytest.mark.parametrize(
     "shape", [(100, 100), (80, 80), (80, 121), (270, 80), (192, 192), (200, 310), (60, 97)]
 )
 def test_the_eval_image_is_the_centre_of_the_resized_one(shape: tuple[int, int], interpolation: str) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    is_smoothed = interpolation == "auto" and 1.2 <= min(shape) / 64 <= 3
+    # a smoothed image begins between two pixels: it differs little only where there are no edges
+    pixels, apart = (coarse(*shape[::-1]), 1) if is_smoothed else (noise, 0)
 
-    made, defined = (make(pixels, 56, 64, interpolation) for make in (evaluated, whole))
+    made, defined = (make(pixels, 56, 64, interpolation).astype(int) for make in (evaluated, whole))
 
-    np.testing.assert_array_equal(made, defined)
+    assert np.abs(made - defined).max() <= apart
 
 
 def antialiased(record: Record, shown: ShownPart, height: int, width: int) -> npt.NDArray[np.float64]:
@@ -283,13 +293,6 @@ def test_auto_is_nearer_to_antialiased_resizing_than_averages_are(resize: int) -
     auto, area = 20 * np.log10(255 / np.median(found, axis=0))
     assert len(found) > 5
     assert auto > max(38, area)
-
-
-def coarse(width: int, height: int) -> Image:
-    """An image without edges, so that a fraction of a pixel shows where it lies."""
-    noise = np.random.default_rng(0).normal(size=(height, width, 3)).astype(np.float32)
-    blurred = cv2.GaussianBlur(noise, (0, 0), 8)
-    return np.asarray(np.clip(128 + 45 * blurred / blurred.std(), 0, 255), np.uint8)
 
 
 def moved(image: Image, record: Record, shown: ShownPart) -> float:
