@@ -155,8 +155,8 @@ class Flow(Closable):
     def __init__(self, node: Node) -> None:
         self.node = node
         self._kept = PassResources()
-        self.next_place = FlowPlace()
-        self._current = self.next_place, PassMeter()  # start of the current pass, and its counters
+        self._next_place = FlowPlace()
+        self._current = self._next_place, PassMeter()  # start of the current pass, and its counters
         self._waiting: FlowPlace | None = None  # of an iterator that was not asked for an item yet
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
@@ -540,11 +540,11 @@ class Flow(Closable):
     def __iter__(self) -> Iterator[Any]:
         """Iterate the next pass, or from where a loaded state was taken; it begins with its first item."""
         self._transforms  # noqa: B018 - before calls in this process change them
-        self._waiting = self.next_place
+        self._waiting = self._next_place
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        start, self.next_place = self.next_place, FlowPlace(self.next_place.pass_number + 1)
+        start, self._next_place = self._next_place, FlowPlace(self._next_place.pass_number + 1)
         now = self._pass(start.pass_number)
         self._current = start, now.meter
         yield from self._counted(now, start.items)
@@ -687,7 +687,7 @@ class Flow(Closable):
         known = state.get("transforms", self._transforms)  # older states have none
         refuse_another(known, self._transforms, transform)
         check_place(self.node, place)
-        self.next_place, self._current = place, (place, PassMeter())
+        self._next_place, self._current = place, (place, PassMeter())
 
     @property
     def length(self) -> Length:
@@ -700,7 +700,7 @@ class Flow(Closable):
         Raises TypeError if it is not known exactly.
         """
         refuse_sampler(self)
-        return self.batches_per_epoch - (0 if self.next_place is self._waiting else self.next_place.items)
+        return self.batches_per_epoch - (0 if self._next_place is self._waiting else self._next_place.items)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -777,12 +777,12 @@ class FakeData(Flow):
     @property
     def epoch(self) -> int:
         """The number of the next iteration's epoch."""
-        return self.next_place.pass_number
+        return self._next_place.pass_number
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self.next_place = FlowPlace(checked_int(epoch, "the number of an epoch", least=0))
-        self._current = self.next_place, PassMeter()
+        self._next_place = FlowPlace(checked_int(epoch, "the number of an epoch", least=0))
+        self._current = self._next_place, PassMeter()
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice, repeat, takewhile
 from multiprocessing.util import Finalize
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.batches.passes import Passes, Source
-from shardprep.loaders.flow.flow import Flow, FlowPlace
+from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.sources import FromIterable
+from shardprep.loaders.flow.steps import Remainder
 from shardprep.loaders.frameworks.tensors import (
     Leaves,
     array_of,
@@ -408,7 +409,8 @@ class BatchQueueInput(QueueInput):
     Args:
         records: A source of single records, as for :class:`QueueInput`.
         batch_size: Records per batch.
-        remainder: "keep" delivers a last batch that is not full, "drop" omits it.
+        remainder: "keep" delivers a last batch that is not full, "drop" omits it, and "pad" fills it with
+            zeros and adds a mask to every batch, as :meth:`.Flow.batch` does.
         signature: Of the batches, as for :class:`QueueInput`.
         capacity: Of the queue, as for :class:`QueueInput`.
 
@@ -421,12 +423,12 @@ class BatchQueueInput(QueueInput):
         records: Source,
         batch_size: int,
         *,
-        remainder: Literal["keep", "drop"] = "keep",
+        remainder: Remainder = "keep",
         signature: Any = None,
         capacity: int | str | None = None,
     ) -> None:
-        if not isinstance(records, Flow) or records.next_place != FlowPlace():  # continues where it is
-            records = Flow(FromIterable(Passes(records)))
+        if not isinstance(records, Flow) or records.state_or_none() != Flow(records.node).state_dict():
+            records = Flow(FromIterable(Passes(records)))  # continues where a flow is
         self._batches = records.batch(batch_size, remainder=remainder)
         super().__init__(self._batches, signature=signature, capacity=capacity)
 

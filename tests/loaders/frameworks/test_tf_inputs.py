@@ -305,6 +305,8 @@ def test_two_epochs_are_a_flows_first_two_passes_bit_for_bit(make: Made) -> None
         items.load_state_dict({**items.state_dict(), "items": 10})
         with BatchQueueInput(items, 5) as each:  # goes on where the flow is
             assert len(list(each)) == 3
+    with BatchQueueInput(Flow.from_iterable([*range(7)]), 5, remainder="pad") as each:
+        assert [mask.numpy().sum() for _, mask in each] == [5, 2]
 
 
 def address_of(tensor: Any) -> int:
