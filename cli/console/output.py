@@ -23,7 +23,7 @@ from shardprep.formats.runtime.files import advice
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.collection import read_collection
-from shardprep.formats.storage.open import datasets_in
+from shardprep.formats.storage.open import cached_place, datasets_in
 
 EXIT_OPERATION_FAILED = 3
 
@@ -101,6 +101,9 @@ def each_dataset(
     Each of several datasets is printed as soon as it is done, and fails alone. ``work`` takes a folder or a
     URL; ``summary`` returns one line about the results by name.
     """
+    chosen = click.get_current_context().params
+    if "cache" in chosen:  # said once, not for each split
+        cached_place(folder, chosen["cache"], chosen["cache_limit"])
     kind, about, parts = "splits", {}, {}
     if by_part and isinstance(folder, Path) and is_collection(folder):
         collection = read_collection(folder)
@@ -109,7 +112,6 @@ def each_dataset(
         places: Mapping[str, Path | str] = {name: folder / part.path for name, part in parts.items()}
     elif not (places := datasets_in(folder)):
         return work(folder)
-    as_json = click.get_current_context().params["as_json"]
     results: dict[str, Any] = {}
     found, codes, failed = [], set(), []
     for name, place in places.items():
@@ -127,7 +129,7 @@ def each_dataset(
         results[name] = done.result
         codes.add(done.exit_code)
         found.append({"ok": done.exit_code == 0} | done.json)
-        if not as_json:
+        if not chosen["as_json"]:
             done.print_lines()
     code = 1 if 1 in codes else max(codes)  # damage takes precedence over other failures
     line = f"{folder}: {summary(results) if results else 'nothing was done'}"
@@ -224,6 +226,7 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
+FIRST_STATUS_S = 5.0
 SHARD_INTERVAL_S = 1.0
 
 
@@ -301,7 +304,7 @@ class PlainProgress(CommandProgress):
 
     @contextmanager
     def status(self) -> Iterator[Callable[[str], None]]:
-        due = time.monotonic() + self._interval_s
+        due = time.monotonic() + min(FIRST_STATUS_S, self._interval_s)
 
         def show(text: str) -> None:
             nonlocal due

@@ -93,6 +93,8 @@ def test_what_is_of_one_split_is_refused_for_several(splits: Path, tmp_path: Pat
     for command, option in (("bench-loader", "--trace"), ("gate", "--root"), ("report", "--record")):
         done = prep_here(command, splits, option, tmp_path / "x")
         assert (done.returncode, "is a folder of splits; " in done.stderr) == (2, True)
+    done = prep_here("verify", splits.as_uri())
+    assert (done.returncode, done.stdout, done.stderr.count("is a URL: give a folder")) == (2, "", 1)
 
 
 def test_a_dataset_that_has_folders_is_one_dataset(splits: Path, shards: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardprep.cli.console import output
 from shardprep.cli.console.output import PlainProgress
 from shardprep.formats.runtime.progress import BAR, bar_class
 from support.terminal_screen import Terminal
@@ -64,7 +65,14 @@ def test_lines_on_a_terminal_if_asked_for(archives: Path, tmp_path: Path) -> Non
     assert "source: official-tars" in written
 
 
-def test_a_log_gets_a_line_each_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_line_each_interval(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "FIRST_STATUS_S", 0)
+    with PlainProgress().status() as show:
+        show("waiting for the receiver")
+        show("waiting for the receiver")
+    assert capsys.readouterr().err.count("waiting for the receiver") == 1
     progress = PlainProgress(interval_s=0.02)
     with progress.task("hash", records=10, size=100):
         progress.at(1, 10)
