@@ -190,7 +190,8 @@ class JobRunner(Owned):
         """
         left = [unit for unit in units if unit.name not in done]
         records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
-        run = _Run(iter(jobs), ProgressCounters(folder, units), self.progress)
+        kept = {unit.number for unit in units if unit.name in done}
+        run = _Run(iter(jobs), ProgressCounters(folder, units), self.progress, kept)
         with self.progress.task(title, records=records, size=size):
             if self.executor is not None:
                 run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
@@ -205,11 +206,15 @@ class JobRunner(Owned):
 
 @dataclass
 class _Run(Generic[Built]):
-    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first."""
+    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first.
+
+    The units with the numbers ``kept`` are done already, and no part of the progress.
+    """
 
     jobs: Iterator[Job[Built]]
     counters: ProgressCounters
     progress: Progress
+    kept: set[int]
     again: deque[Job[Built]] = field(default_factory=deque)
     built: dict[int, Built] = field(default_factory=dict)
     told: int = 0
@@ -246,9 +251,9 @@ class _Run(Generic[Built]):
 
     def _tell(self) -> None:
         self.progress.at(*self.counters.total())
-        if len(self.built) > self.told:
-            self.told = len(self.built)
-            tell_shards(self.progress, self.told, self.counters.units)
+        if (told := len(self.built.keys() - self.kept)) > self.told:
+            self.told = told
+            tell_shards(self.progress, told, self.counters.units - len(self.kept))
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""

@@ -1,12 +1,14 @@
 """A dataset that is converted into a bucket is the one of a local conversion, or there is none."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
 from shardprep.formats.conversion import prepare, shard as build_shard
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.storage.store import RemoteFailed
 from shardprep.formats.storage.transfer import RemoteDamaged
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
@@ -82,8 +84,13 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
         build_shard, "_write", lambda job, *given: built.append(job.shard.name) or really(job, *given)
     )
 
-    (done,) = stored(archives, url, scratch, split="train")
+    told: list[tuple[int, int]] = []
+    progress: Any = NoProgress()
+    progress.shards = lambda done, total: told.append((done, total))
 
+    (done,) = stored(archives, url, scratch, split="train", progress=progress)
+
+    assert told == [(count, len(built)) for count in range(1, len(built) + 1)]
     assert [*scratch.parent.iterdir()] == []
     assert {"shard-00000.h5", "shard-00001.h5", "shard-00002.h5"} <= there.keys()
     sent = [path.rpartition("/")[2] for path in proxy.sent[begun:]]
