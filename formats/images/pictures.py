@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage, printable
-from shardprep.formats.images.decode import cv2, decode
 from shardprep.formats.images.header import ImageFlag, kind_of, read_image_header
 
 MEDIA_TYPES = {"JPEG": "jpeg", "PNG": "png", "WebP": "webp", "GIF": "gif", "AVIF": "avif"}
@@ -54,6 +53,8 @@ def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
 
 def _smaller(image: bytes, most_side: int) -> bytes:
     """Return a JPEG file of at most ``most_side`` pixels a side. Raises BadImage."""
+    from shardprep.formats.images.decode import cv2, decode  # start-up time: OpenCV
+
     pixels = decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     height, width = pixels.shape[:2]
     scale = min(1.0, most_side / max(height, width))
