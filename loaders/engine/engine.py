@@ -452,8 +452,8 @@ class Engine(Owned, Closable):
             return unpack(failure.error, self._where(failure.row, number, item))
         return WorkerDied(
             f"{MAX_ROW_FAILURES} workers ended at it, the last by {failure.cause}. After SIGKILL, give more memory or a "
-            "longer deadline; otherwise run that work in a separate program to find the cause. Or leave it out, by "
-            'records= of a Loader or, after crashes such as SIGSEGV, by on_bad_record="skip"',
+            "longer deadline; otherwise run that work in a separate program to find the cause. Or leave it out: from "
+            'the source of a Flow, by without= of a Loader or, after crashes such as SIGSEGV, by on_bad_record="skip"',
             key=self._describe(item),
         )
 
