@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -31,26 +31,24 @@ if TYPE_CHECKING:
     from shardprep.loaders.order.epoch import Shuffle
     from shardprep.loaders.transforms.contract import Transform
 
-T = TypeVar("T")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A decorator that adds one or more options to a command."""
 
 
-class Parsed(click.ParamType[T]):
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """A parameter type with a parsing function, whose ValueError, but no other error, is a usage error.
 
     ``name`` is the value's name in the help; ``completion`` is "file" or "dir" if a shell can complete it.
     """
 
-    def __init__(self, name: str, parse: Callable[[str], T], completion: str | None = None) -> None:
+    def __init__(self, name: str, parse: Callable[[str], object], completion: str | None = None) -> None:
         self.name, self._parse, self._completion = name, parse, completion
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            made: T = self._parse(value) if isinstance(value, str) else value
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return made
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
