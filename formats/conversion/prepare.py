@@ -359,10 +359,10 @@ class Conversion:
                 of = "" if listing.expected is None else f", not {listing.expected:,}"
                 detail = f" ({listing.shortfall})" if listing.shortfall else ""
                 message = (
-                    f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; "
-                    "add --allow-partial to convert these"
+                    f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}"
                 )
-                problems.add(SourceIncomplete(message))
+                advice = "; add --allow-partial to convert these" if len(listing.entries) else ""
+                problems.add(SourceIncomplete(message + advice))
             if not len(listing.entries) and (is_short or listing.problems):
                 continue  # the problems say why there are no images
             with problems.collected():

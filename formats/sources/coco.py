@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import no_constant
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLITS,
@@ -146,6 +147,8 @@ class CocoFolder(Source):
             LabelSpace.of(()),
             CocoReader(images, one.instances, found.identity, schema, ids, found.images, found.places),
             archives=(archive_of(one.instances),),
+            expected=len(found.entries) + len(found.missing),
+            shortfall=found.shortfall,
             problems=found.problems,
             ignored=dict(found.ignored),
             notes=other_folders_note(self.root, self.folders),
@@ -195,7 +198,7 @@ def _name_of(instances: Path) -> str:
 
 
 class CocoInstances:
-    """The images and annotations of a split, and the problems with them.
+    """The images and annotations of a split, the ids of ``missing`` images, and the problems.
 
     ``categories`` has the names by ascending id, and ``entries`` a row per image with the offset of its JSON
     object. ``places`` are the offsets and sizes of the annotations, ordered by ``images``, the offsets of
@@ -204,6 +207,7 @@ class CocoInstances:
 
     def __init__(self, split: CocoSplit, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
+        self.missing = dict[int, Path]()
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may represent a group of categories, and have the name of one
         self._path = split.instances
@@ -230,6 +234,12 @@ class CocoInstances:
         is_whole = not self.problems.has("images")  # else some of the files have no entry
         self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice) if is_whole else Counter()
 
+    @property
+    def shortfall(self) -> str:
+        if not self.missing:
+            return ""
+        return f"{count_of(len(self.missing), 'file')} missing, first {next(iter(self.missing.values()))}"
+
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
         return foreign_file(
             self._path, "correct it, or copy it again", place=lambda: f"before byte {text.offset}: "
@@ -244,8 +254,8 @@ class CocoInstances:
             place = place_below(name, [self._walk.top])
             file = self._walk.find(place)
             if file is None:
-                missing = f"is missing; add it, or remove it from {self._path.name}"
-                raise SourceIncomplete(missing, path=self._walk.top / place)
+                self.missing[number] = self._walk.top / place
+                return
             more, key = (file.size, *sides, number), record_key("", place)
             self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more)
         elif part == "annotations":
@@ -266,7 +276,8 @@ class CocoInstances:
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
             self.problems.add(SourceDamaged("two images have the same id; correct it", path=self._path))
-        known = np.isin(rows["image"], ids)
+        there = np.isin(rows["image"], ids)
+        known = there | np.isin(rows["image"], [*self.missing])
         in_category = np.isin(rows["category"], [*self.categories])
         checks = ((known, "an image"), (in_category, "a category"))
         for is_known, what in () if self.problems else checks:
@@ -274,7 +285,7 @@ class CocoInstances:
                 missing = f"refers to {what} that does not exist; correct it"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
-        rows = rows[known & in_category]
+        rows = rows[there & in_category]
         record = by_id[np.searchsorted(ids, rows["image"], sorter=by_id)]
         self.entries["length"] += np.bincount(record, rows["size"], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import Converted, SourceOptions, convert, open_dataset, repair
+from shardprep.formats import Converted, ConvertOptions, SourceOptions, convert, open_dataset, repair
 from shardprep.formats.errors import DataError, LabelConflict, ShardprepError, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.recognise import recognise
@@ -43,6 +43,12 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     assert done.manifest.source["coco"] == "../mine.json"
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
 
+    (folder / "train2014" / NAMES[4]).unlink()
+    (some,) = convert(folder, tmp_path / "some", workers=0, options=ConvertOptions(allow_partial=True))
+
+    with open_dataset(some.path) as opened:
+        assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
+
 
 @pytest.mark.parametrize(
     ("change", "match"),
@@ -50,7 +56,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["images"].pop(), r"000004\.png: is not in instances_train2017\.json"),
         (
             lambda d: d["images"].append({**d["images"][0], "id": 7, "file_name": "x.png"}),
-            r"x\.png: is missing",
+            r"has 5 images, not 6 \(1 file missing, first \S+x\.png\); add --allow-partial",
         ),
         (lambda d: d["images"].append({**d["images"][0], "file_name": NAMES[1]}), "record key|one id"),
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
