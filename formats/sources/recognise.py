@@ -210,6 +210,7 @@ def drawn(entries: Entries, fraction: float, seed: int) -> npt.NDArray[np.bool_]
 
 
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
+VALUES = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
@@ -273,7 +274,7 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     else:
         tar = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
         source = tar or tensorpack_lmdb(*one) or labelled_list(*given)
-    if source:
+    if source := source or webdataset(*given, single=VALUES):
         return source
     is_empty = is_folder and not any(path.iterdir())
     raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)

@@ -58,11 +58,13 @@ class SampleLayout:
         return {self.label, CLASS_NAME} if self.label == LABEL in parts else {self.label}
 
 
-def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebDataset | None:
+def webdataset(
+    path: Path, split: str | None, options: SourceOptions, *, single: Collection[str] = ()
+) -> WebDataset | None:
     """Return the source of a shard or a folder of them, else None. Raises UsageError, OSError.
 
-    The first sample must have two or more parts, or be damaged: a tar of images alone may be anything, such
-    as class folders. Archives of ILSVRC12 and of its classes are not shards.
+    The first sample must have two or more parts, one with an extension in ``single``, or be damaged: a tar of
+    images alone may be anything, such as class folders. Archives of ILSVRC12 and its classes are not shards.
     """
     files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
     if files is None:
@@ -72,7 +74,8 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
             with naming_source(path), ArchiveFile(files.top / name) as archive:
                 sample = next(samples(archive), None)
                 if sample is not None:
-                    is_one = len(sample.parts) > 1
+                    last = {part.rpartition(".")[2] for part in sample.parts}
+                    is_one = len(sample.parts) > 1 or not last.isdisjoint(single)
                     return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
         except SourceDamaged:
             return WebDataset(files, options, SampleLayout())  # the damage is reported later

@@ -109,6 +109,16 @@ def test_splits_that_do_not_agree_in_their_names_are_refused(shards: Path, tmp_p
         recognise(tmp_path, split="val").listing("val")
 
 
+@pytest.mark.parametrize(("part", "is_one"), [("caption.txt", True), ("jpg", False), ("tar", False)])
+def test_samples_of_one_part_are_read_if_it_is_no_image(part: str, is_one: bool, tmp_path: Path) -> None:
+    for path in (write_shard(tmp_path / "0.tar", {"1": {part: b"a"}, "2": {part: b"b"}}), tmp_path):
+        if is_one:
+            assert [row[part] for row in records(recognise(path).listing("train")).values()] == ["a", "b"]
+            continue
+        with pytest.raises(UsageError, match="is not a"):
+            recognise(path)
+
+
 @pytest.mark.parametrize("second", ["a.tar", "b.tar"])
 def test_a_torn_sample_is_named_with_both_places(second: str, tmp_path: Path) -> None:
     shards = {"a.tar": [("1.jpg", JPEG), ("1.txt", b""), ("2.jpg", JPEG)], "b.tar": [("3.jpg", JPEG)]}
