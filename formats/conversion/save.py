@@ -59,6 +59,7 @@ from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listin
 
 ITEMS_PER_UPDATE = 64  # of the progress
 DEFAULT_SHARD_SIZE = 64 << 20
+FIRST_BYTES = 512 << 20  # of the first items, which are held until the schema is known
 START_S = 0.75  # until a worker process builds its first shard
 BYTES_PER_SECOND = 500e6  # hashed, written and read back by one process
 ORDERS = {"given": GIVEN, "shuffled": GIVEN_SHUFFLED}
@@ -93,7 +94,8 @@ def write_dataset(
     The bytes do not depend on interruptions or the number of workers. Any other iterable is written in one
     pass in this process, with one shard in memory, and restarts after a kill. The manifest is published last,
     so there is a complete dataset or none. A finished ``output`` with the same number of items, schema,
-    options and first 100 items is only verified.
+    options and first 100 items is only verified. Of items larger than 5 MiB, fewer count as the first: those
+    that have 512 MiB together.
 
     Args:
         samples: An iterable of items.
@@ -511,14 +513,28 @@ def opened_items(
         drawn = numbered.pick(range(min(FIRST_ITEMS, len(numbered))))
     elif isinstance(samples, Iterable):
         drawn = iter(samples)
-    found = list(islice(drawn, 1))
+    head = _head_of(drawn)
+    found = list(islice(head, 1))
     began = perf_counter()  # without the first item, which may open shared resources
-    found += islice(drawn, FIRST_ITEMS - 1)
+    found += head
     if not found:
         raise UsageError("there are no items to save")
     coder = _coder(found, schema, classes)
     first = tuple(coder.encode(number, item) for number, item in enumerate(found))
-    return OpenedItems(coder, first, numbered, chain(found, drawn), (perf_counter() - began) / len(first))
+    rest = chain(found, drawn) if numbered is None else drawn
+    return OpenedItems(coder, first, numbered, rest, (perf_counter() - began) / len(first))
+
+
+def _head_of(drawn: Iterator[Any]) -> Iterator[Any]:
+    """Yield the first items: FIRST_ITEMS, or fewer whose values have FIRST_BYTES."""
+    size = 0
+    for number, item in enumerate(islice(drawn, FIRST_ITEMS)):
+        yield item
+        with naming_item(number):
+            parts = ItemForm.of(item).parts(item)
+        size += sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in parts.values())
+        if size >= FIRST_BYTES:
+            return
 
 
 def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[str] | None) -> ItemCoder:

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
+from shardprep.formats.conversion import save
 from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.codecs import DTYPES
@@ -247,6 +248,14 @@ class Counted:
             self.fail_at = -1
             raise RuntimeError("once")
         return bytes([number % 256]) * 1500
+
+
+def test_large_items_are_not_all_held_for_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "FIRST_BYTES", 4500)
+    items = [{"x": np.zeros((1 + (number > 3), 375), np.float32)} for number in range(50)]
+    for samples in (items, iter(items)):
+        with pytest.raises(BadItem, match=r"item 4: x: .*; schema= can name another kind"):
+            write_dataset(samples, tmp_path / "out", workers=0, restart=True)
 
 
 @pytest.mark.slow
