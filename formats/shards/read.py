@@ -202,9 +202,6 @@ def table_header(row: np.dtype[np.void], rows: int) -> bytes:
     return file.getvalue()
 
 
-SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", "tar": ".tar.npy"}
-
-
 @dataclass(frozen=True, slots=True)
 class Extent:
     """The size of one shard's contents, which alone determines the sizes of files and maps."""
@@ -288,21 +285,19 @@ class Container:
     library: Callable[[], dict[str, str | int]]
 
 
-CONTAINERS = ("lmdb", "hdf5")
 IN_PLACE = "tar"
-ALL_CONTAINERS = (*CONTAINERS, IN_PLACE)
-_MODULES = {  # imported on use, for start-up time
-    "lmdb": "shardprep.formats.shards.lmdb",
-    "hdf5": "shardprep.formats.shards.hdf5",
-    IN_PLACE: "shardprep.formats.shards.in_place",
-}
+SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", IN_PLACE: ".tar.npy"}
+"""The suffix of a shard in each container."""
+ALL_CONTAINERS = tuple(SUFFIXES)
+CONTAINERS = tuple(name for name in SUFFIXES if name != IN_PLACE)
 
 
 def container(name: str) -> Container:
     """Return the container with that name. Raises UsageError for an unknown name."""
-    if name not in _MODULES:
+    if name not in SUFFIXES:
         raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
-    found: Container = import_module(_MODULES[name]).CONTAINER
+    module = "in_place" if name == IN_PLACE else name  # imported on use, for start-up time
+    found: Container = import_module(f"shardprep.formats.shards.{module}").CONTAINER
     return found
 
 
