@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats import inspect, open_dataset
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.shards.manifest import index_dtype
 from shardprep.formats.shards.read import FileEntry, write_table
@@ -57,11 +56,3 @@ def test_opening_takes_little_time_and_memory(large: Path) -> None:
     )
 
     assert int(done.stdout) < 20_000 + (large / "index.npy").stat().st_size / 1000  # KB
-
-
-def test_summing_up_reads_the_index_only(large: Path) -> None:
-    with open_dataset(large) as ds:
-        summary = inspect(ds)
-
-    assert summary.records == IMAGES
-    assert summary.classes_present == 1000

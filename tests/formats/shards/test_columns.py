@@ -117,10 +117,12 @@ def test_every_value_comes_back_with_its_record(dataset: Path) -> None:
 def test_the_files_of_all_columns_share_what_may_be_open(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_cache, "MAX_OPEN", 3)
-    most = 0
     with open_dataset(dataset) as opened:
         whole = [dict(record.columns) for record in opened]
+    monkeypatch.setattr(shard_cache, "MAX_OPEN", 3)
+    monkeypatch.setattr(shard_cache, "ROWS_BYTES", 40)  # a few rows at once
+    most = 0
+    with open_dataset(dataset) as opened:
         for number in (*range(len(opened)), 0):
             for name, value in opened[number].columns.items():
                 assert are_same(value, whole[number][name])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
@@ -39,26 +40,13 @@ SMALL = Manifest(
 )
 
 
-def is_refused(data: bytes) -> bool:
-    try:
-        Manifest.parse(data)
-    except (ManifestDamaged, UnknownVersion):
-        return True
-    return False
+@given(data=st.data())
+def test_every_change_of_a_byte_is_refused(data: st.DataObject) -> None:
+    changed = bytearray(SMALL.to_bytes())
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
 
-
-@pytest.mark.torture
-def test_every_change_of_a_byte_is_refused() -> None:
-    data = SMALL.to_bytes()
-    differences = [1 << bit for bit in range(8)] + [3, 5, 6, 7, 9, 10, 12, 13, 15, 31, 127, 255]
-    accepted = [
-        (position, difference)
-        for position, byte in enumerate(data)
-        for difference in differences
-        if not is_refused(data[:position] + bytes([byte ^ difference]) + data[position + 1 :])
-    ]
-
-    assert accepted == []
+    with pytest.raises((ManifestDamaged, UnknownVersion)):
+        Manifest.parse(bytes(changed))
 
 
 def sealed(change: dict[str, Any]) -> bytes:

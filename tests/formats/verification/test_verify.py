@@ -68,17 +68,6 @@ def test_a_shard_of_another_size_is_found_without_opening_it(dataset: Path, chan
         ds.shard(1)
 
 
-@pytest.mark.slow
-def test_swapped_shards_are_found(dataset: Path) -> None:
-    first, second = shards(dataset)[:2]
-    first.rename(dataset / "kept")
-    second.rename(first)
-    (dataset / "kept").rename(second)
-
-    assert {f.file for f in findings(dataset)} == {first.name, second.name}
-    assert {f.file for f in findings(dataset, "records")} >= {first.name, second.name}
-
-
 @pytest.mark.parametrize("name", ["shard", "index.npy", "boxes.npy"])
 def test_a_missing_file_is_found(dataset: Path, name: str) -> None:
     victim = shards(dataset)[2] if name == "shard" else dataset / name

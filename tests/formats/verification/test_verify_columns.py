@@ -76,10 +76,10 @@ def test_swapped_files_and_rows_are_found_under_a_right_root(dataset: Path) -> N
     (dataset / "kept").rename(about)
     reseal(dataset)
 
-    named = {(f.file, f.key) for f in found(dataset, "records")}
-    decoded = found(dataset, "decode")
+    findings = found(dataset, "records")
+    named = {(f.file, f.key) for f in findings}
 
-    assert decoded == found(dataset, "records")
+    assert found(dataset, "decode") == findings
     assert {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys} <= named
     assert {caption.name, about.name} <= {file for file, _ in named}
 

@@ -101,16 +101,6 @@ def test_the_dataset_has_records_and_classes(make_loader: Make) -> None:
             dataset[len(dataset)]
 
 
-def test_what_is_closed_delivers_nothing_more(make_loader: Make) -> None:
-    with make_loader() as source:
-        ((images, labels),) = epoch_of(source, 1)
-    source.close()
-
-    with pytest.raises(UsageError, match="closed"):
-        next(iter(source))
-    assert (len(labels), len(images), source.epoch) == (20, 20, 1)
-
-
 def test_it_is_served_and_watched(make: Make) -> None:
     with make() as source:
         whole = epoch_of(source)

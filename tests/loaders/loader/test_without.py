@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import open_dataset, write_dataset
+from shardprep.formats import inspect, open_dataset, write_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
 from shardprep.loaders.loader.run_card import RunCard
@@ -231,6 +231,7 @@ def test_a_rank_opens_only_its_shards(lmdb_shards: Path, tmp_path: Path, workers
         alone = shutil.copytree(lmdb_shards, tmp_path / str(rank))
         for number in set(range(len(names))) - own:
             (alone / names[number]).unlink()
+        assert inspect(alone).records == RECORDS  # which reads no shard
         with loader_on(
             alone, shuffle=SHUFFLE, rank=rank, world_size=2, seed=rank, workers=workers, read_ahead=0
         ) as loader:
