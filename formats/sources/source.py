@@ -6,11 +6,11 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
+from shardprep.formats.runtime.json_record import built
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
 
@@ -360,19 +361,6 @@ class Source(ABC):
         return None
 
 
-_KEPT = {
-    "follow_symlinks": bool,
-    "skip_non_images": bool,
-    "val_fraction": float,
-    "path_column": str,
-    "label_column": str,
-    "image_column": str,
-    "columns": list,
-    "pairs": list,
-    "coco": str,
-}
-
-
 @dataclass(frozen=True)
 class SourceOptions:
     """Options for reading the source of a conversion. The manifest keeps all but ``root``.
@@ -441,7 +429,7 @@ class SourceOptions:
 
     def kept(self, *names: str) -> dict[str, Any]:
         """Return the named options that are in use, by default all, as the manifest keeps them."""
-        values = {name: getattr(self, name) for name in names or _KEPT}
+        values = {name: getattr(self, name) for name in names or self._kept_names()}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
@@ -449,12 +437,16 @@ class SourceOptions:
         }
 
     @classmethod
+    def _kept_names(cls) -> list[str]:
+        return [each.name for each in fields(cls) if each.name != "root"]
+
+    @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> SourceOptions:
         """Return the options in a manifest's ``source``, which may hold anything. Raises UsageError."""
-        found = {name: source[name] for name, kind in _KEPT.items() if type(source.get(name)) is kind}
-        for name in ("columns", "pairs"):
-            if not all(isinstance(text, str) for text in found.get(name, ())):
-                del found[name]
+        hints, found = get_type_hints(cls), {}
+        for name in cls._kept_names():
+            with suppress(LookupError, TypeError, ValueError):
+                found[name] = built(hints[name], source[name])
         return cls(**found)
 
 
