@@ -27,6 +27,7 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
+from shardprep.formats.runtime.json_record import json_of
 from shardprep.formats.runtime.progress import count_of, size
 from shardprep.formats.storage.collection import open_records
 from shardprep.formats.storage.open import datasets_in
@@ -235,7 +236,6 @@ def bench_loader(
             make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
-            from shardprep.loaders.loader.json_files import json_of
             from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
             disk_json = profile.to_json() if profile else None

@@ -26,6 +26,7 @@ from shardprep.formats.reports.examine import PIXELS, report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.runtime.files import naming_file
+from shardprep.formats.runtime.json_record import json_of
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.dataset import splits_of
 
@@ -125,7 +126,6 @@ def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
 
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
     """Write the page of a loader's run, from the file of its stats."""
-    from shardprep.loaders.loader.json_files import json_of
     from shardprep.loaders.loader.run_page import run_page, save_page
     from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 

@@ -356,6 +356,19 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page faults
 
 
+MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 lines
+
+
+def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
+    with naming(path), os.fdopen(open_regular(path), "rb") as file:
+        # not file.read(limit), which allocates all of it
+        data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
+    if data is None or len(data) > limit:
+        raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
+    return data
+
+
 def flush_file(path: Path) -> None:
     """Flush a file or folder to disk. An error is final: a flush that failed is not repeated."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

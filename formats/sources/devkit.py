@@ -24,14 +24,9 @@ import numpy as np
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, MAX_WORDS, UNLABELLED, LabelSpace
-from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file, read_small_file
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.listing import (
-    GrowingTable,
-    official_key,
-    read_small_file,
-    text_lines,
-)
+from shardprep.formats.sources.listing import GrowingTable, official_key, text_lines
 from shardprep.formats.sources.source import BOX_ROW
 from shardprep.formats.sources.tar import walk
 from shardprep.formats.sources.trees import files_below, refuse_links

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from shardprep.formats.records.record import (
     LabelSpace,
     official_words,
 )
-from shardprep.formats.runtime.files import foreign_file, naming, open_regular, publishing
+from shardprep.formats.runtime.files import foreign_file, publishing, read_small_file
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
@@ -281,19 +280,6 @@ def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], a
     for path in np.setdiff1d(table.finish()["path"], listed).tolist():
         walk.problems.add(SourceDamaged(advice, path=walk.top / path.decode()))
     return walk.ignored
-
-
-MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 lines
-
-
-def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
-    with naming(path), os.fdopen(open_regular(path), "rb") as file:
-        # not file.read(limit), which allocates all of it
-        data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
-    if data is None or len(data) > limit:
-        raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
-    return data
 
 
 def text_lines(path: Path) -> list[str]:

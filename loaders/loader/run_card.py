@@ -22,9 +22,8 @@ import numpy as np
 from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.images.decode import checked_decoder, cv2
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.json_record import built
+from shardprep.formats.runtime.json_record import JsonRecord, built
 from shardprep.formats.runtime.progress import count_of
-from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays

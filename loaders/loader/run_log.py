@@ -19,14 +19,13 @@ from shardprep.formats.runtime.files import (
     fingerprint,
     naming,
     naming_file,
+    read_small_file,
     save_bytes,
     user_path,
     user_paths,
 )
-from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
+from shardprep.formats.runtime.json_record import JsonRecord, built_fields, canonical_json, plain
 from shardprep.formats.runtime.progress import count_of
-from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within

@@ -22,10 +22,10 @@ from shardprep.formats.runtime.files import (
     naming,
     user_path,
 )
+from shardprep.formats.runtime.json_record import JsonRecord
 from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
-from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.measuring.disk_files import (
     COLD,
     DIRECT,
