@@ -85,7 +85,9 @@ def opened(archive: ArchiveFile) -> Any:
     parquet = arrow(archive.path).parquet
     with arrow_reads(archive.path):
         length, mark = struct.unpack("<I4s", archive.read_at(8, max(0, archive.end - 8)).rjust(8, b"\0"))
-        if mark not in (b"PAR1", b"PARE"):  # an encrypted file ends with PARE
+        if mark == b"PARE":
+            raise SourceDamaged("is encrypted; write it without encryption", path=archive.path)
+        if mark != b"PAR1":
             raise ValueError("is no Parquet file, or truncated: it does not end with PAR1")
         if length > _MAX_METADATA:
             raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
