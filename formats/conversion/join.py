@@ -39,7 +39,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, count_of, shown
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
@@ -226,6 +226,7 @@ def join(
             "has its images in an archive; make shards of it with prep convert, and join to those", path=path
         )
     keys = checked_index(path, manifest)["key"]
+    progress.note(f"looking up the values of {count_of(len(keys), 'record')}")
     wanted = requested(columns, manifest, keys)
     added = _new(wanted, manifest, path)
     files = {entry.field.name: entry.files for entry in manifest.column_entries}

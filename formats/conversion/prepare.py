@@ -300,7 +300,7 @@ class Conversion:
             options=self.source_options,
             seed=self.plan_options.seed,
         )
-        progress.note(f"source: {found.description}")
+        progress.note(f"source: {found.description}; listing it")
         return found
 
     def outputs(self, source: Source) -> dict[str, Path]:

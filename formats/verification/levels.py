@@ -360,10 +360,12 @@ class _Verification:
             try:
                 at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
-                    for place, future in filter(None, finished):
-                        made[place] = sent[place].value_of(future) if sent else future.result()
-                        done_records += files[place].records
-                        done_bytes += files[place].size
+                    for done in finished:
+                        if done is not None:
+                            place, future = done
+                            made[place] = sent[place].value_of(future) if sent else future.result()
+                            done_records += files[place].records
+                            done_bytes += files[place].size
                         self.progress.at(done_records, done_bytes)
             except BaseException:
                 self.children.kill()

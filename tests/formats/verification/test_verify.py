@@ -3,12 +3,16 @@
 import os
 import random
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats import Finding, ManifestDamaged, ShardDamaged, open_dataset, verify
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.read import CONTAINERS
+from shardprep.formats.verification import levels
 from support.datasets import converted, flip, writable
 from support.resealed import reseal, with_rows
 from support.sampling import torture_except
@@ -115,3 +119,16 @@ def test_an_index_that_lies_is_found_at_records_level(dataset: Path) -> None:
     assert findings(dataset) == []
     key = np.load(dataset / "index.npy")["key"][0].decode()
     assert [f.key for f in findings(dataset, "records")] == [key]
+
+
+def test_a_large_file_in_work_moves_the_clock_of_the_progress(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    progress: Any = NoProgress()
+    progress.at = lambda records, size: told.append(size)
+    really = levels._found_by
+    monkeypatch.setattr(levels, "_found_by", lambda *given: sleep(0.5) or really(*given))
+
+    assert verify(dataset, level="full", workers=1, progress=progress).exit_code == 0
+    assert told[0] == 0
