@@ -35,6 +35,7 @@ from shardprep.loaders.engine.messages import (
     RowWriter,
     SkippedRow,
 )
+from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.order.parts import Omission, Records, WeightedParts
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import AsColumns, Transform, fill_rows, outputs_of
@@ -159,8 +160,6 @@ class Subset:
     @cached_property
     def identity(self) -> str:
         """The root of the dataset, with digests of chosen records, weights and omitted records."""
-        from shardprep.loaders.loader.run_card import digest_of  # start-up time of workers
-
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
         how = "closed" if self.omission and self.omission.closes else "kept"

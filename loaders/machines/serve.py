@@ -14,8 +14,8 @@ from typing import Any
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import SharedNumbers
+from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.loader import Loader
-from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.keys import SenderAuth, SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD

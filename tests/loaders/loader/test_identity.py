@@ -19,7 +19,7 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform, TransformInput, Views
-from shardprep.loaders.loader.run_card import digest_of
+from shardprep.loaders.loader.digest import digest_of
 from support.loaded import loader_on
 from support.loader_workers import Tagging, fail
 
