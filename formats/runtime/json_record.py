@@ -157,23 +157,20 @@ def json_of(path: str | os.PathLike[str], *, most: int = LARGEST, what: str = "J
 class JsonRecord:
     """Shared base of dataclasses that are JSON objects of their fields, of a ``KIND`` and a ``VERSION``.
 
-    Fields ``ADDED`` since the first release, which does not know them, are left out if they are None.
+    Fields with the default None, which earlier releases do not know, are left out if they are None.
     """
 
     KIND: ClassVar[str]
     ADVICE: ClassVar[str]
     VERSION: ClassVar[int] = 1
     MOST_BYTES: ClassVar[int] = 1 << 20  # of a file
-    ADDED: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
         own: Any = self
-        values = {field.name: plain(getattr(self, field.name)) for field in fields(own)}
-        for name in self.ADDED:
-            if values[name] is None:
-                del values[name]
-        return {"format": f"shardprep {self.KIND}", "version": self.VERSION} | values
+        values = {field: getattr(self, field.name) for field in fields(own)}
+        kept = {f.name: plain(value) for f, value in values.items() if not (f.default is value is None)}
+        return {"format": f"shardprep {self.KIND}", "version": self.VERSION} | kept
 
     @classmethod
     def is_format_of(cls, value: Any) -> bool:
@@ -186,12 +183,12 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the record with exactly this JSON. Raises DataError for other values, UnknownVersion."""
+        """Return the record of JSON of any release. Raises DataError for other values, UnknownVersion."""
         if not cls.is_format_of(value):
             raise DataError(f"is not a {cls.KIND}; {cls.ADVICE}")
         try:
             found = cls(**built_fields(cls, value))
-            if canonical_json(found.to_json()) != canonical_json(value):
+            if not _is_within(value, found.to_json()):
                 raise ValueError("its parts are inconsistent")
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             why = f"{type(error).__name__}: {error}"
@@ -208,3 +205,10 @@ class JsonRecord:
         value = json_of(path, most=cls.MOST_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
         with naming_file(user_path(path)):
             return cls.from_json(value)
+
+
+def _is_within(part: Any, whole: Any) -> bool:
+    """Whether two values are equal, but for members that an earlier release did not write in the first."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return part.keys() <= whole.keys() and all(_is_within(part[name], whole[name]) for name in part)
+    return canonical_json(part) == canonical_json(whole)

@@ -183,7 +183,6 @@ class RunCard(JsonRecord):
 
     KIND: ClassVar[str] = "run card"
     ADVICE: ClassVar[str] = "write it with loader.card().save(path)"
-    ADDED: ClassVar = ("without", "gaps")
 
     dataset: str
     split: str

@@ -169,10 +169,8 @@ class DiskProfile(JsonRecord):
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types, with derived values; docs/reference/bench-disk.md lists the keys."""
-        values = super().to_json()
-        for name in ("images_per_second", "sequential_over_random"):
-            values[name] = getattr(self, name)
-        return values
+        derived = ("images_per_second", "sequential_over_random")
+        return super().to_json() | {name: getattr(self, name) for name in derived}
 
 
 def _over(rate: float | None, other: float | None) -> float | None:
