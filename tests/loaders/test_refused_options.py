@@ -154,7 +154,7 @@ PARTITIONS = [
     *(({"world_size": ranks}, "world_size that divides the number of partitions") for ranks in (3, 6)),
     ({"world_size": 2, "batch_size": 5}, "use a multiple of 2"),
     ({"world_size": 1, "batch_size": 2}, "use a multiple of 4"),
-    ({"world_size": 1, "shard_counts": (3,)}, "3 records are too few for 4 partitions"),
+    *(({"world_size": 1, "shard_counts": (n,)}, f"{n} records are too few for 4") for n in (1, 3)),
 ]
 LIMITS = "much", -1, 0, 1e9, True
 FRAMES = each_of(

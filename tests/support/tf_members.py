@@ -22,6 +22,7 @@ from shardprep.loaders.tf_inputs import (
     StagingInput,
     to_dataset,
 )
+from support.loaded import numbers_in
 from support.tf_devices import tf
 
 TIMEOUT_S = 30  # after which a test fails
@@ -164,13 +165,9 @@ class Numbered:
         return list(range((self.batches - 1) * self.rows + self.last))
 
 
-def numbers_of(batches: list[Any]) -> list[int]:
-    return [int(number) for batch in batches for number in batch[-1]]
-
-
 def assert_whole(source: Numbered, batches: list[Any]) -> None:
     """One whole pass of the source, and of one pass only."""
-    assert numbers_of(batches) == source.numbers()
+    assert numbers_in(batches) == source.numbers()
     assert len({float(value) for batch in batches for value in batch[0].ravel()}) == 1
 
 

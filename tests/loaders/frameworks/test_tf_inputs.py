@@ -27,7 +27,7 @@ from shardprep.loaders.tf_inputs import (
     TensorInput,
 )
 from support.flow_functions import named, pair
-from support.loaded import assert_same, epoch_of, loader_on
+from support.loaded import assert_same, epoch_of, loader_on, numbers_in
 from support.sampling import torture_except
 from support.tf_devices import tf
 from support.tf_members import (
@@ -43,7 +43,6 @@ from support.tf_members import (
     assert_whole,
     first,
     members,
-    numbers_of,
     stepping,
     until_the_end,
 )
@@ -83,7 +82,7 @@ def test_three_epochs_are_the_loaders_bit_for_bit_in_every_way(
                 got = whole_epoch()
                 assert_same(got, expected)
                 assert [len(batch[-1]) for batch in got] == [30] * 6 + [24]
-                assert sorted(numbers_of(got)) == list(range(204))
+                assert sorted(numbers_in(got)) == list(range(204))
 
 
 @pytest.mark.parametrize("staged", torture_except([False, True], True))
@@ -118,7 +117,7 @@ def test_after_leaving_at_any_step_the_next_epoch_is_whole(make: Made, data: st.
         options["capacity"] = data.draw(st.integers(1, 8))
     with made(make, source, **options) as each:
         for step in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=3)):
-            assert numbers_of(first(each, step)) == source.numbers()[: step * 3]
+            assert numbers_in(first(each, step)) == source.numbers()[: step * 3]
             assert_whole(source, [arrays(batch) for batch in each])
         first(each, 1)
 
@@ -270,7 +269,7 @@ def test_what_the_step_holds_never_changes(make: Made, lmdb_shards: Path) -> Non
             with pytest.warns(SlotsHeld):
                 held = list(each)
             again = [arrays(batch) for batch in each]
-            assert numbers_of(again) == numbers_of(expected)  # in the order of storage
+            assert numbers_in(again) == numbers_in(expected)  # in the order of storage
         assert loader.stats().copied > 0
         assert_same([arrays(batch) for batch in held], expected)
 
@@ -280,8 +279,8 @@ def test_two_inputs_may_share_a_step() -> None:
     with QueueInput(one) as left, FeedInput(other) as right:
         step = tf.function(lambda: (left.dequeue(), right.dequeue()))
         pairs = [tf.nest.map_structure(np.array, step()) for _ in range(4)]
-        assert numbers_of([left for left, _ in pairs]) == list(range(12))
-        assert numbers_of([right for _, right in pairs]) == other.numbers()
+        assert numbers_in([left for left, _ in pairs]) == list(range(12))
+        assert numbers_in([right for _, right in pairs]) == other.numbers()
 
 
 NUMBERS = Flow.from_iterable(range(23)).shuffle(9, seed=1)

@@ -27,7 +27,7 @@ from shardprep.loaders.tf_inputs import (
     original_errors,
     to_dataset,
 )
-from support.loaded import loader_on
+from support.loaded import loader_on, numbers_in
 from support.loader_workers import OwnError
 from support.remote_ends import ANY_PORT
 from support.tf_devices import tf
@@ -39,7 +39,6 @@ from support.tf_members import (
     Numbered,
     arrays,
     members,
-    numbers_of,
     staging_over_queue,
     stepping,
     until_the_end,
@@ -55,7 +54,7 @@ def test_an_epoch_that_was_begun_may_be_left_before_its_first_batch(make: Made, 
         for leave in (each.reset, lambda: each.load_state_dict(each.state_dict())):  # type: ignore[attr-defined]
             iter(each)
             leave()
-            assert numbers_of([arrays(batch) for batch in each]) != []
+            assert numbers_in([arrays(batch) for batch in each]) != []
             loader.receipt().check(204)
 
 
@@ -89,7 +88,7 @@ def test_a_capacity_in_bytes_of_a_loader_is_of_its_full_batches(
     with loader_on(lmdb_shards, transform=transform) as loader:
         with QueueInput(loader, capacity=f"{3 * 10 * (row + 16)} B") as each:
             assert each.stats().capacity == 3
-            assert len(numbers_of([arrays(batch) for batch in each])) == 204
+            assert len(numbers_in([arrays(batch) for batch in each])) == 204
         assert loader.batch_bytes == 10 * (row + 16) or transform is image
 
 
@@ -233,7 +232,7 @@ def sending(endpoint: str, batches: Any = BATCHES, *, epochs: int = 1) -> Iterat
         yield pool.submit(lambda: [send_batches(batches, endpoint) for _ in range(epochs)])
 
 
-def numbers_in(batches: Any) -> list[int]:
+def numbers_named(batches: Any) -> list[int]:
     return [number for batch in batches for number in batch["number"].numpy().tolist()]
 
 
@@ -247,7 +246,7 @@ def test_three_epochs_arrive_exactly_once(source: ZMQInput) -> None:
     with sending(source.endpoint, epochs=3) as sent:
         for _ in range(3):
             batches = list(source)
-            assert numbers_in(batches) == NUMBERS
+            assert numbers_named(batches) == NUMBERS
             assert [set(b["image"].numpy().ravel().tolist()) for b in batches] == [
                 {10.0 * n} for n in range(5)
             ]

@@ -14,6 +14,7 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.tf_inputs import DatasetInput, Input, QueueInput, original_errors
+from support.loaded import numbers_in
 from support.loader_workers import OwnError
 from support.tf_devices import tf
 from support.tf_members import (
@@ -25,7 +26,6 @@ from support.tf_members import (
     dataset_input,
     forever,
     members,
-    numbers_of,
     staging_over_queue,
     until_the_end,
 )
@@ -70,7 +70,7 @@ def test_an_error_comes_as_itself_after_all_batches_before_it(make: Made) -> Non
             got: list[Any] = []
             with pytest.raises(OwnError, match="at 4") as caught, original_errors():
                 got.extend(forever(step))
-            assert numbers_of(got) == source.numbers()[:12]
+            assert numbers_in(got) == source.numbers()[:12]
             assert isinstance(caught.value.__cause__, tf.errors.OpError)
 
 
@@ -79,7 +79,7 @@ def test_an_epoch_may_be_left(make: Made) -> None:
     source = Numbered()
     with make(source) as each, running(each) as step:
         for steps in (1, 5, 6):
-            assert numbers_of(until_the_end(step, steps)) == source.numbers()[: steps * 3]
+            assert numbers_in(until_the_end(step, steps)) == source.numbers()[: steps * 3]
             each.reset()  # type: ignore[attr-defined]
             assert_whole(source, until_the_end(step))
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from threading import active_count
@@ -27,7 +27,6 @@ from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, LocalShuffle
 from shardprep.loaders.loader.ahead import AT_ONCE
-from support.cached_shards import bytes_in, cached, limit_of
 from support.column_datasets import write_columns
 from support.datasets import flip, prep_here, tree
 from support.faulty_proxy import Proxy
@@ -48,6 +47,26 @@ def buckets(lmdb_shards: Path) -> Path:
 def bucket_url(lmdb_shards: Path) -> str:
     """The URL of the dataset."""
     return f"s3://{lmdb_shards.parent.name}/{lmdb_shards.name}"
+
+
+def limit_of(path: Path, share: float) -> int:
+    """The bytes of a share of a dataset's shards, and of all its tables."""
+    manifest = read_manifest(path)
+    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
+
+
+def cached(cache: Path) -> dict[Path, int]:
+    """The files of a cache, each with its size."""
+    found = {}
+    for path in (cache / "files").rglob("*"):
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            if path.is_file():
+                found[path] = path.stat().st_size
+    return found
+
+
+def bytes_in(cache: Path) -> int:
+    return sum(cached(cache).values())
 
 
 HALF = LocalShuffle(30)

@@ -12,12 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from shardprep import Loader
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.loaders.order import shard_uses as module
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, place_within
+from shardprep.loaders.order.epoch import (
+    Epoch,
+    EpochPlan,
+    GlobalShuffle,
+    LocalShuffle,
+    Shuffle,
+    checked_ranges,
+    place_within,
+)
 from shardprep.loaders.order.parts import Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 from shardprep.loaders.order.receipt import Receipt
@@ -64,6 +72,8 @@ def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
     some = replace(plan((200,), None), passed=tuple(passed))
     removed = {at for start, stop in passed for at in range(start, stop)}
 
+    if all(gap for gap, _ in ranges[1:]):
+        assert checked_ranges([[*both] for both in passed], end) == some.passed
     assert place_within(passed, place) == sum(1 for at in range(place) if at not in removed)
     assert place_within(passed, some.outside(place)) == place
     if place - 1 not in removed and place not in removed:
@@ -187,6 +197,33 @@ def test_bounds_hold_all_uses_and_are_near_them(partitions: int, monkeypatch: py
 def by_shard(uses: ShardUses) -> dict[int, tuple[int, int]]:
     rows = zip(uses.shards.tolist(), uses.firsts.tolist(), uses.lasts.tolist(), strict=True)
     return {shard: (first, last) for shard, first, last in rows}
+
+
+@given(plans(), st.integers(0, 9))
+def test_a_quality_is_what_is_counted_in_the_batches_of_two_epochs(plan: EpochPlan, seed: int) -> None:
+    assume(plan.partitions == 1)
+    labels = np.random.default_rng(seed).integers(0, 5, sum(plan.shard_counts))
+    whole = plan.full_batches
+    first, second = ([batch.tolist() for batch in Epoch(whole, n).batches()] for n in (1, 2))
+    first, second = ([batch for batch in each if len(batch) == plan.batch_size] for each in (first, second))
+    assume(first)
+    place = {number: at for at, number in enumerate(plan.order(1)[:].tolist())}
+    step = {number: at for at, batch in enumerate(second) for number in batch}
+    delivered = sorted(number for batch in first for number in batch)
+
+    found = shuffle_quality(plan, labels, 1)
+
+    classes = [len({*labels[batch].tolist()}) for batch in first]
+    pairs = [both for batch in first for both in pairwise(batch)]
+    again = [a in step and step[a] == step.get(b) for a, b in pairs]
+    assert (found.batches, found.fewest) == (len(first), min(classes))
+    assert found.classes.found == pytest.approx(np.mean(classes))
+    assert found.displacement.mean == pytest.approx(np.mean([abs(place[n] - n) for n in delivered]))
+    assert found.meet_again.found == pytest.approx(np.mean(again) if again else 0)
+    assert found.kept.found == pytest.approx(np.mean([number in step for number in delivered]))
+    apart = [abs(place[b] - place[a]) for a, b in pairwise(delivered) if b == a + 1]
+    assert (found.stored_neighbours is None) == (plan.world_size > 1 or not apart)
+    assert not found.stored_neighbours or found.stored_neighbours.found == pytest.approx(np.mean(apart))
 
 
 RECORDS, CLASSES = 60_000, 100
