@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ CLASSES = 20
 SHARD_BYTES = 4 << 20
 ROUND_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
+TIMED_OUT = 124  # the exit code of ``timeout``
 MODULES = {
     "`Loader`": "contenders.own_remote",
     "MosaicML Streaming": "contenders.peer_streaming",
@@ -126,7 +128,8 @@ def run(python: str, contender: Contender, cache: Path, window: int, counted: Co
                 break  # not all processes of a peer end soon
         end(reader)
     if len(lines) < EPOCHS:
-        return failure(log.read_text())
+        timed_out = reader.returncode == TIMED_OUT
+        return f"not ended after {ROUND_TIMEOUT_S:.0f} s" if timed_out else failure(log.read_text())
     rates = tuple(images / seconds for images, seconds, _ in lines)
     return Round(lines[0][2], rates, tuple((after - before) / 1e6 for before, after in pairwise(came)))
 
@@ -142,10 +145,8 @@ def end(reader: subprocess.Popen[bytes]) -> None:
 def failure(text: str) -> str:
     if "ModuleNotFoundError" in text:
         return "not installed"
-    return "failed: " + next(
-        (line for line in reversed(text.splitlines()) if "Error" in line),
-        f"not ended after {ROUND_TIMEOUT_S:.0f} s",
-    )
+    raised = re.findall(r"^[\w.]+: .*", text, re.MULTILINE)  # further lines of its message may follow
+    return f"failed: {raised[-1] if raised else text.strip()[-200:]}"
 
 
 def contenders(bucket: Path, room: float, sizes: dict[str, int]) -> list[Contender]:
@@ -196,7 +197,7 @@ def main() -> None:
                 rounds.append(
                     run(pythons[each.module], each, scratch / "cache", options.images // 20, counted)
                 )
-    print("| | first batch, s | images/s of each epoch | MB that came in each |\n|---|---|---|---|")
+    print("| | first batch, s | images/s of each epoch | MB received in each |\n|---|---|---|---|")
     for each, rounds in found.items():
         print(each.row(rounds))
 

@@ -153,7 +153,7 @@ def rounds(scratch: Path, peer: str, count: int, number: int) -> Rounds:
 
 def report(found: Rounds, count: int) -> None:
     """Print items/s, CPU per item, and what tensorpack takes beside it."""
-    print(f"{'':26}{'items/s':>10}{'us CPU':>8}{'x time':>8}{'x CPU':>8}  (x: tensorpack's is so much more)")
+    print(f"{'':30}{'items/s':>10}{'us CPU':>8}{'x time':>8}{'x CPU':>8}  (x: tensorpack's is so much more)")
     for part, title in enumerate(("save", "load")):
         for name in CONTENDERS:
             runs, peers = [r[name][part] for r in found], [r["tensorpack"][part] for r in found]
@@ -162,7 +162,7 @@ def report(found: Rounds, count: int) -> None:
                 statistics.median(b[n] / a[n] for a, b in zip(runs, peers, strict=True)) for n in (0, 1)
             ]
             rest = "".join(f"{ratio:>8.2f}" for ratio in ratios)
-            print(f"{title + ' ' + name:26}{count / seconds:>10,.0f}{cpu / count * 1e6:>8,.0f}{rest}")
+            print(f"{title + ' ' + name:30}{count / seconds:>10,.0f}{cpu / count * 1e6:>8,.0f}{rest}")
 
 
 if __name__ == "__main__":

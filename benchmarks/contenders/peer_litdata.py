@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from litdata import StreamingDataLoader, StreamingDataset
+from litdata.streaming import downloader
 from litdata.streaming.cache import Cache
 from measuring.remote_child import Settings, images_in
 
@@ -38,6 +39,7 @@ def copied(samples: list[dict[str, Any]]) -> list[tuple[bytes, int]]:
 
 
 def open_epochs(settings: Settings) -> Epochs:
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the server of the benchmark has no TLS
     dataset = StreamingDataset(
         settings.url, cache_dir=settings.cache, max_cache_size=settings.limit, shuffle=True, drop_last=False
     )
