@@ -354,7 +354,7 @@ class Conversion:
         for found in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(found)
         for listing in listings:
-            is_short = listing.is_partial and not self.options.allow_partial
+            is_short = listing.is_partial and not (self.options.allow_partial and len(listing.entries))
             if is_short:
                 of = "" if listing.expected is None else f", not {listing.expected:,}"
                 detail = f" ({listing.shortfall})" if listing.shortfall else ""

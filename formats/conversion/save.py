@@ -508,42 +508,35 @@ def opened_items(
     numbered = samples if isinstance(samples, NumberedItems) else None
     if numbered is None:  # a flow knows whether its items have numbers
         numbered = samples.by_number() if hasattr(samples, "by_number") else SequenceItems.of(samples)
-    drawn: Iterator[Any] = iter(())
-    if numbered is not None:
+    if numbered is None:
+        drawn: Iterator[Any] = iter(samples)  # type: ignore[arg-type]
+    else:
         drawn = numbered.pick(range(min(FIRST_ITEMS, len(numbered))))
-    elif isinstance(samples, Iterable):
-        drawn = iter(samples)
-    head = _head_of(drawn)
-    found = list(islice(head, 1))
-    began = perf_counter()  # without the first item, which may open shared resources
-    found += head
-    if not found:
+    form: ItemForm | None = None
+    found, rows, size, began = list[Any](), list[Mapping[str, Any]](), 0, 0.0
+    for number, item in enumerate(islice(drawn, FIRST_ITEMS)):
+        began = began or perf_counter()  # without the first item, which may open shared resources
+        with naming_item(number):
+            form = form or ItemForm.of(item)
+            rows.append(form.parts(item))
+        found.append(item)
+        size += sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in rows[-1].values())
+        if size >= FIRST_BYTES:
+            break
+    if form is None:
         raise UsageError("there are no items to save")
-    coder = _coder(found, schema, classes)
+    coder = _coder(form, rows, schema, classes)
     first = tuple(coder.encode(number, item) for number, item in enumerate(found))
     rest = chain(found, drawn) if numbered is None else drawn
     return OpenedItems(coder, first, numbered, rest, (perf_counter() - began) / len(first))
 
 
-def _head_of(drawn: Iterator[Any]) -> Iterator[Any]:
-    """Yield the first items: FIRST_ITEMS, or fewer whose values have FIRST_BYTES."""
-    size = 0
-    for number, item in enumerate(islice(drawn, FIRST_ITEMS)):
-        yield item
-        with naming_item(number):
-            parts = ItemForm.of(item).parts(item)
-        size += sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in parts.values())
-        if size >= FIRST_BYTES:
-            return
-
-
-def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[str] | None) -> ItemCoder:
-    with naming_item(0):
-        form = ItemForm.of(first[0])
-    rows = []
-    for number, item in enumerate(first):
-        with naming_item(number):
-            rows.append(form.parts(item))
+def _coder(
+    form: ItemForm,
+    rows: Sequence[Mapping[str, Any]],
+    schema: GivenSchema | None,
+    classes: Sequence[str] | None,
+) -> ItemCoder:
     if not form.columns and "image" not in form.own:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _labelled(form, rows[0], classes)

@@ -206,15 +206,12 @@ class JobRunner(Owned):
 
 @dataclass
 class _Run(Generic[Built]):
-    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first.
-
-    The units with the numbers ``kept`` are done already, and no part of the progress.
-    """
+    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first."""
 
     jobs: Iterator[Job[Built]]
     counters: ProgressCounters
     progress: Progress
-    kept: set[int]
+    kept: set[int]  # numbers of the units that were done before, which are no part of the progress
     again: deque[Job[Built]] = field(default_factory=deque)
     built: dict[int, Built] = field(default_factory=dict)
     told: int = 0

@@ -139,7 +139,7 @@ class CocoFolder(Source):
         classes = Field("objects", "labels", tuple(found.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(one.images, options.follow_symlinks, IMAGE_COLUMNS)
-        ids = tuple(found.categories)
+        ids, missing = tuple(found.categories), [*found.missing.values()]
         return Listing(
             split,
             self.LAYOUT,
@@ -147,8 +147,8 @@ class CocoFolder(Source):
             LabelSpace.of(()),
             CocoReader(images, one.instances, found.identity, schema, ids, found.images, found.places),
             archives=(archive_of(one.instances),),
-            expected=len(found.entries) + len(found.missing),
-            shortfall=found.shortfall,
+            expected=len(found.entries) + len(missing),
+            shortfall=f"{count_of(len(missing), 'file')} missing, first {missing[0]}" if missing else "",
             problems=found.problems,
             ignored=dict(found.ignored),
             notes=other_folders_note(self.root, self.folders),
@@ -233,12 +233,6 @@ class CocoInstances:
         advice = f"is not in {self._path.name}; remove the image, or add it there"
         is_whole = not self.problems.has("images")  # else some of the files have no entry
         self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice) if is_whole else Counter()
-
-    @property
-    def shortfall(self) -> str:
-        if not self.missing:
-            return ""
-        return f"{count_of(len(self.missing), 'file')} missing, first {next(iter(self.missing.values()))}"
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
         return foreign_file(

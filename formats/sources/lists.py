@@ -148,6 +148,8 @@ class ListedSource(Source):
         if unused := ", ".join(name for name in table.names if name not in used):
             notes = (f"columns left out: {unused}; take one with --column NAME:KIND", *notes)
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
+        if not len(one.entries):
+            first += "; give the folder that the paths are relative to with --root"
         return Listing(
             split,
             self.LAYOUT,
@@ -330,14 +332,6 @@ class LabelledList(ListedSource):
         if not found.images:
             found.split_images(self.split, table)
         found.finish()
-        every = found.images.values()
-        if (missing := sum(one.missing for one in every)) and not any(len(one.entries) for one in every):
-            first = next(one.first_missing for one in every if one.missing)
-            none = f"none of its {missing} files exists; the first is {first}"
-            advice = "give the folder that the paths are relative to with --root"
-            found.problems.add(SourceIncomplete(f"{none}; {advice}", path=self.path))
-            for one in every:
-                one.missing = 0
 
     def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
