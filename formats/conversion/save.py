@@ -139,8 +139,10 @@ def write_dataset(
         raise UsageError(
             "only items with numbers can be shuffled: give a sequence, or a flow over one, or shuffle the flow"
         )
-    if numbered is not None and workers is None and _is_soon_done(items, len(numbered)):
-        workers = 0
+    if numbered is not None and workers is None:  # processes may take longer to start than they save
+        size = sum(item.size for item in items.first) / len(items.first)
+        seconds = len(numbered) * (items.seconds + size / BYTES_PER_SECOND)
+        workers = 0 if seconds * (1 - 1 / usable_cpus()) < START_S else None
     prepared, problems = _prepared(items, folder, split, options), Problems()
     prepared.check_output((), ConvertOptions(restart=restart), problems)
     problems.raise_all()
@@ -173,13 +175,6 @@ def _saved(
         )
     verify_finished(prepared.output, progress)
     return manifest
-
-
-def _is_soon_done(items: OpenedItems, count: int) -> bool:
-    """Whether processes would take longer to start than they save, judging by the first items."""
-    size = sum(item.size for item in items.first) / len(items.first)
-    seconds = count * (items.seconds + size / BYTES_PER_SECOND)
-    return seconds * (1 - 1 / usable_cpus()) < START_S
 
 
 def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions) -> PreparedSplit:

@@ -77,8 +77,12 @@ class ShownImage:
     @property
     def line(self) -> str:
         """The caption, and the image's size in pixels, kind and bytes."""
-        form = f"{_form_of(self.image)}, {len(self.image):,} bytes" if self.image else "without an image"
-        return f"{printable(self.caption, MOST_IN_CAPTION)}  {form}"
+        form = "unreadable" if self.image else "without an image"
+        with suppress(BadImage):
+            info = read_image_header(self.image)
+            form = f"{info.width}x{info.height} {kind_of(info.flags)}"
+        size = f", {len(self.image):,} bytes" if self.image else ""
+        return f"{printable(self.caption, MOST_IN_CAPTION)}  {form}{size}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,11 +106,3 @@ class Gallery:
         columns = "repeat(auto-fill, minmax(10em, 1fr))"
         style = f"display: grid; grid-template-columns: {columns}; gap: 0.5em; align-items: end"
         return f'<div>{html.escape(printable(self.title))}</div><div style="{style}">{shown}</div>'
-
-
-def _form_of(image: bytes) -> str:
-    try:
-        info = read_image_header(image)
-    except BadImage:
-        return "unreadable"
-    return f"{info.width}x{info.height} {kind_of(info.flags)}"
