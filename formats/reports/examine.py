@@ -102,6 +102,7 @@ KINDS = {
 """The kinds of observations by their JSON names."""
 
 OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # kinds that need images read
+WITHOUT_RECORDS = ("empty classes", "quarantined")  # kinds of which the dataset has no record
 
 
 def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Json:
@@ -450,7 +451,7 @@ class Examination:
         """
         about, against = self.found["dataset"], self.found["against"]
         seen = {one["kind"]: one for one in self.found["observations"]}
-        kinds = [kind for kind in KINDS if kind not in ("empty classes", "quarantined")]
+        kinds = [kind for kind in KINDS if kind not in WITHOUT_RECORDS]
         return {
             "dataset": about["path"],
             "root": about["root"],

@@ -155,7 +155,7 @@ def json_of(path: str | os.PathLike[str], *, most: int = LARGEST, what: str = "J
 
 
 class JsonRecord:
-    """Shared base of dataclasses that are JSON objects of their fields, of a ``KIND`` and a ``VERSION``.
+    """Shared base of dataclasses saved as a JSON object of their fields, a ``KIND`` and a ``VERSION``.
 
     Fields with the default None, which earlier releases do not know, are left out if they are None.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -211,6 +211,7 @@ def drawn(entries: Entries, fraction: float, seed: int) -> npt.NDArray[np.bool_]
 
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
 VALUES = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
+_FOR_ALL = ("follow_symlinks", "skip_non_images", "val_fraction")  # options for every source
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
@@ -281,8 +282,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
 
 
 def _refuse_others(options: SourceOptions, source: Source) -> None:
-    every = options.kept("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
-    refused = [name for name in every if name not in source.TAKES]
+    used = options.kept(*(each.name for each in fields(options)))
+    refused = [name for name in used if name not in (*_FOR_ALL, *source.TAKES)]
     if refused:
         names = {"columns": "--column", "pairs": "--pair"}
         flags = [names.get(name, f"--{name.replace('_', '-')}") for name in refused]

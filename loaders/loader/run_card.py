@@ -208,7 +208,7 @@ class RunCard(JsonRecord):
             raise ValueError(f"its gaps are {self.gaps!r}")
         if self.batch_size < 1 or not 0 <= self.rank < self.world_size:
             raise ValueError(
-                f"it is of rank {self.rank} of {self.world_size}, with batches of {self.batch_size}"
+                f"it has rank {self.rank} of {self.world_size}, and batches of {self.batch_size}"
             )
 
     @classmethod

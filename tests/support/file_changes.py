@@ -1,4 +1,4 @@
-"""What may happen to a file that is read."""
+"""Changes to a file while it is read."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What the steps of flows make, over plain lists; and the functions that the modelled flows call.
+"""The results of the steps of flows, computed on plain lists; and the functions that the modelled flows call.
 
 Nothing here imports the package, so that nothing agrees with it for a common reason. Workers import it.
 """

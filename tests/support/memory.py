@@ -1,4 +1,4 @@
-"""How much memory a call takes."""
+"""The memory that a call takes."""
 
 import tracemalloc
 from collections.abc import Iterator

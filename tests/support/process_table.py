@@ -1,4 +1,4 @@
-"""The processes, threads and descriptors that exist."""
+"""The existing processes, threads and descriptors."""
 
 import multiprocessing
 import threading

@@ -1,4 +1,4 @@
-"""Where the repository, and what tests share, lies."""
+"""Paths of the repository and of the tests' shared files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A dataset published again with something untrue in it, as an attacker or a later release could."""
+"""A dataset with false content and valid digests, as an attacker or a later release could publish it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Items to save, and whether two are the same."""
+"""Items to save, and a comparison of two items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader has to deliver, from the documented definitions: computed whole, without the package."""
+"""The deliveries expected of a loader, computed from the documented definitions without the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process of a conversion imports by name."""
+"""Readers and functions that a worker process of a conversion imports by name."""
 
 import os
 import signal
