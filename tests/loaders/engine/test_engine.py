@@ -97,12 +97,14 @@ def test_a_worker_that_ends_or_stops_anyhow_is_replaced_and_its_rows_come_once(
         assert engine.stats().restarts == 1
 
 
-def test_a_row_that_takes_long_is_named_in_one_warning(
+@pytest.mark.slow
+def test_a_row_that_takes_too_long_is_named_in_one_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(dispatcher, "SLOW_ROW_S", 0.2)
+    monkeypatch.setattr(dispatcher, "SLOW_ROW_S", 1.0)
+    monkeypatch.setattr(dispatcher, "POLL_INTERVAL_S", 0.02)
     go_on = tmp_path / "go on"
-    work = Writing({25: partial(engine_workers.wait_for, go_on)})
+    work = Writing({5: engine_workers.doze, 25: partial(engine_workers.wait_for, go_on)})
     with Engine(work, layout(10), workers=2, describe=str, locate="record {}".format) as engine:
         run = engine.run(plans_of(50, 10))
         with warnings.catch_warnings(record=True) as caught:
