@@ -390,12 +390,12 @@ class SourceOptions:
     """
 
     follow_symlinks: bool = False
-    skip_non_images: bool = False
+    skip_non_images: bool = field(default=False, kw_only=True)
     val_fraction: float | None = None
     root: str | os.PathLike[str] | None = None
     path_column: str | None = None
     label_column: str | None = None
-    image_column: str | None = None
+    image_column: str | None = field(default=None, kw_only=True)
     columns: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     coco: str | None = None
