@@ -110,11 +110,15 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
     yield f"{summary.path}: {summary.split} split, {records}"
     least_and_most = _range_of(summary.per_class, "image" if summary.has_images else "record")
     present = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
+    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
+    on_disk = f"{size(summary.disk_bytes)} on disk in {shards}"
+    if summary.archive is not None:
+        on_disk = f"in place in {printable(summary.archive)}, with {size(summary.disk_bytes)} of tables"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
     yield from fields(
         {
             "classes": present if is_labelled else "none: the split has no labels",
-            "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + _on_disk(summary),
+            "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + on_disk,
             **(_image_fields(summary) if summary.has_images else {"images": "none"}),
             **{f"column {column.name}": _column_text(column) for column in summary.columns},
             "order": _order_text(summary),
@@ -134,13 +138,6 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
             yield row.rstrip()
     if page:
         yield f"page: {page}"
-
-
-def _on_disk(summary: Summary) -> str:
-    if summary.archive is not None:
-        return f"in place in {printable(summary.archive)}, with {size(summary.disk_bytes)} of tables"
-    shards = count_of(summary.shards, f"{summary.container.upper()} shard")
-    return f"{size(summary.disk_bytes)} on disk in {shards}"
 
 
 def _image_fields(summary: Summary) -> dict[str, str | None]:

@@ -31,7 +31,6 @@ from shardprep.formats.exports.format import (
     suffix_of,
 )
 from shardprep.formats.images.header import kind_of
-from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
 from shardprep.formats.shards.read import FileEntry, Rows
 
@@ -151,7 +150,12 @@ class Folders(ExportFormat):
         values: dict[str, Any] = {"file_name": record.name, "key": record.key, "label": record.label}
         if record.boxes is not None:
             values["objects"] = {"bbox": corners(record.boxes), "category": record.boxes["label"].tolist()}
-        values |= {field.name: _jsonable(field, record.columns[field.name]) for field in self.source.schema}
+        for (
+            field
+        ) in self.source.schema:  # arrays become lists, complex numbers pairs, NaN and infinities None
+            value = record.columns[field.name]
+            is_json = field.kind in ("json", "text")
+            values[field.name] = value if is_json else _finite(real_array(value).tolist())
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
@@ -172,11 +176,6 @@ def _publish(built: dict[Path, Path], output: Path) -> None:
         path.replace(final)
     for folder in sorted(folders):
         flush_file(folder)
-
-
-def _jsonable(field: Field, value: Any) -> Any:
-    """Return a JSON value: arrays become lists, complex numbers pairs, NaN and infinities None."""
-    return value if field.kind in ("json", "text") else _finite(real_array(value).tolist())
 
 
 def _finite(value: Any) -> Any:

@@ -207,7 +207,9 @@ def _encode(pixels: Pixels, oddity: str | None) -> bytes:
             segment = struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24  # far outside of it
         case "EXIF orientation 6" | "EXIF orientation 3" | "EXIF orientation 8":
             turns, order = {"6": (1, ">"), "3": (2, "<"), "8": (3, ">")}[oddity[-1]]
-            pixels, segment = np.rot90(pixels, turns), _orientation(int(oddity[-1]), order)
+            magic = {"<": b"II*\0", ">": b"MM\0*"}[order]  # of Intel and Motorola
+            tag = struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, int(oddity[-1]), 0, 0)
+            pixels, segment = np.rot90(pixels, turns), magic + tag
         case "20x17 pixels" | "8x8 pixels":
             pixels = _resize(pixels, *map(int, oddity.removesuffix(" pixels").split("x")))
     encoded = bytes(cv2.imencode(suffix, np.ascontiguousarray(pixels), options)[1])
@@ -217,12 +219,6 @@ def _encode(pixels: Pixels, oddity: str | None) -> bytes:
 def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
     """Insert a segment after the start of ``jpeg``; ``payload`` has at most 65,533 bytes."""
     return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
-
-
-def _orientation(orientation: int, order: str) -> bytes:
-    """Return an EXIF directory with only the orientation; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
-    magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
-    return magic + struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
 
 @contextmanager

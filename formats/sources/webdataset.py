@@ -193,12 +193,6 @@ class SampleReader(FilesReader):
         return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
 
 
-def _is_float(member: Member, part: str, archive: ArchiveFile) -> bool:
-    """Whether a JSON part is a float that JSON lacks; only members of that size are read."""
-    is_short = part.rpartition(".")[2] == "json" and member.size in map(len, _NO_JSON)
-    return is_short and bytes_in(archive, member) in _NO_JSON
-
-
 class ShardContents(RecordContents):
     READER = SampleReader
     may_number = False
@@ -220,7 +214,10 @@ class ShardContents(RecordContents):
                 parts = frozenset(sample.parts.keys() - {image})
                 self._first_of.setdefault((image is not None, parts), (place, sample.stem))
                 self._parts |= parts
-                self._floats |= {part for part in parts if _is_float(sample.parts[part], part, file)}
+                for part in (part for part in parts if part.rpartition(".")[2] == "json"):
+                    member = sample.parts[part]  # read only if it may be a float that JSON lacks
+                    if member.size in map(len, _NO_JSON) and bytes_in(file, member) in _NO_JSON:
+                        self._floats.add(part)
                 if len(self._parts) > MAX_COLUMNS:
                     raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
 

@@ -429,11 +429,10 @@ class PulledPasses(Owned):
             return
         with lock_for_closing(self._changed) as is_held:
             self._closed = True
-            if is_held and self._changed.wait_for(self._is_left, CLOSE_TIMEOUT_S):
+            if is_held and self._changed.wait_for(
+                lambda: not self._pulling and set(self._called) <= {get_ident()}, CLOSE_TIMEOUT_S
+            ):
                 end(self._batches)
                 self._passes.close()
         while is_exiting() and (left := self._returned + RETURN_S - perf_counter()) > 0:
             sleep(left)
-
-    def _is_left(self) -> bool:
-        return not self._pulling and set(self._called) <= {get_ident()}

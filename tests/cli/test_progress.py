@@ -4,10 +4,10 @@ import io
 import re
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from shardprep.cli.console import output
 from shardprep.cli.console.output import PlainProgress
 from shardprep.formats.runtime.progress import BAR, bar_class
 from support.terminal_screen import Terminal
@@ -65,10 +65,8 @@ def test_lines_on_a_terminal_if_asked_for(archives: Path, tmp_path: Path) -> Non
     assert re.search(r"source: official-tars.*; listing it", written)
 
 
-def test_a_log_gets_a_line_each_interval(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output, "FIRST_STATUS_S", 0)
+@patch("shardprep.cli.console.output.FIRST_STATUS_S", 0)
+def test_a_log_gets_a_line_each_interval(capsys: pytest.CaptureFixture[str]) -> None:
     with PlainProgress().status() as show:
         show("waiting")
         show("at work")

@@ -42,10 +42,8 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
 
     assert done.manifest.source["coco"] == "../mine.json"
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
-
     (folder / "train2014" / NAMES[4]).unlink()
     (some,) = convert(folder, tmp_path / "some", workers=0, options=ConvertOptions(allow_partial=True))
-
     with open_dataset(some.path) as opened:
         assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
 
