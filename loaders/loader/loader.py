@@ -546,7 +546,7 @@ class Loader(Owned, Closable):
         count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
         does not exist, and the errors of an iteration over these records.
         """
-        ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
+        ranges = checked_ranges(passed, sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
         places = Epoch(plan, operator.index(epoch), start=start).batch(operator.index(step))
         items, transform = self._subset.items_at(places, epoch), self.transform

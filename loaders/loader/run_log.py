@@ -24,7 +24,7 @@ from shardprep.formats.runtime.files import (
     user_path,
     user_paths,
 )
-from shardprep.formats.runtime.json_record import JsonRecord, built_fields, canonical_json, plain
+from shardprep.formats.runtime.json_record import JsonRecord, built_fields, canonical_json
 from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
@@ -139,7 +139,7 @@ class LogEntry(JsonRecord):
             raise DataError("is a state without a card, from an older release")
         try:
             part = cls(**built_fields(cls, {"origin": 0, "passed": []} | value))
-            checked_ranges(plain(part.passed), MAX_RECORDS)
+            checked_ranges(part.passed, MAX_RECORDS)
         except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
             if isinstance(error, UnknownVersion):
                 raise

@@ -10,6 +10,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -481,7 +482,7 @@ class Epoch:
         self.start = start
         """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin
-        """The place where the receipt began; 0 if it came with a state."""
+        """The place where the receipt began; 0 if it came with the state of an older release."""
         self._split = plan.split(place_within(plan.passed, start))
         self._steps = 0
         self._ended = False
@@ -563,6 +564,7 @@ class Epoch:
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
+            **({"origin": self.origin} if self.origin else {}),
         } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
 
 
@@ -581,6 +583,7 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
     try:
         number, place, *ranks = (natural(state[name]) for name in ("epoch", "place", "rank", "world_size"))
+        origin = natural(state.get("origin", 0))
         receipt = Receipt.from_json(state["receipt"])
     except (DataError, UnknownVersion, KeyError, ValueError) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
@@ -588,7 +591,7 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError("not the state of a loader: its receipt is for another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
     plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
-    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)
+    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None, origin=origin)
 
 
 def place_within(passed: Ranges, place: int) -> int:
@@ -608,13 +611,9 @@ def _joined(ranges: list[tuple[int, int]]) -> Ranges:
 
 def checked_ranges(value: object, places: int) -> Ranges:
     """Return the passed ranges of a state. Raises UsageError unless they are as a loader writes them."""
-    match value:
-        case list() if all(
-            isinstance(both, list) and len(both) == 2 and all(type(end) is int for end in both)
-            for both in value
-        ):
-            ranges = tuple((start, stop) for start, stop in value)
-            ends = [0, *(end for both in ranges for end in both), places]
-            if _joined(list(ranges)) == ranges and ends == sorted(ends):
-                return ranges
+    with suppress(TypeError, ValueError):
+        ranges = tuple((natural(start), natural(stop)) for start, stop in cast("Iterable[Any]", value))
+        ends = [end for both in ranges for end in both]
+        if ends == sorted(set(ends)) and max(ends, default=0) <= places:
+            return ranges
     raise UsageError(f"not the state of a loader: its passed steps are {value!r}")

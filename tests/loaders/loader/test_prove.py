@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from shardprep.loaders import Loader, LocalShuffle, RunProof, TrainTransform, pr
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
 from shardprep.loaders.machines.keys import make_keys
+from shardprep.loaders.order.receipt import Tally
 from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.file_changes import files_of_at_most
@@ -129,6 +131,16 @@ def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
         prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json"])
 
 
+def test_a_run_that_returns_to_an_earlier_number_of_ranks_is_proven(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    state = None
+    for world, steps in ((1, 2), (2, 1), (1, 1), (1, None)):
+        state = train(lmdb_shards, tmp_path / "log", world=world, steps=steps, state=state)
+
+    assert prove(lmdb_shards, [tmp_path / "log"]).epochs[0].delivered == RECORDS
+
+
 def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path, tmp_path: Path) -> None:
     with loader_on(lmdb_shards) as loader:
         keys = [loader.key(number) for number in range(188, 204)]  # of the last batches
@@ -184,9 +196,12 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     (tmp_path / "half").write_bytes(lines[0])
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "torn").write_bytes(lines[0] + lines[1][:-9])
+    one = RunLog.load(tmp_path / "other").entries[0]
+    replace(one, receipt=replace(one.receipt, delivered=Tally(1 << 62))).append_to(tmp_path / "huge")
 
     for names, message in (
         (["half"], "delivered 102 of 204 records.*so 102 or more are missing"),
+        (["huge"], "some were delivered more than once"),
         (["whole", "other"], "differ in seed"),
         (["empty"], "is empty"),
         (["torn"], "line 2 is not JSON"),

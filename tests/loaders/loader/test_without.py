@@ -74,7 +74,7 @@ def test_steps_and_passed_places_that_cannot_be_meant_are_refused(lmdb_shards: P
         assert loader.state_dict()["version"] == 1
         loader.skip([3])
         assert loader.state_dict()["version"] == 2  # refused by a release that would deliver these steps
-        for changed in ([[1]], [[5, 4]], "all", [[0, RECORDS + 1]], [[True, 3]]):
+        for changed in ([[1]], [[5, 4]], [[4, 4]], "all", [[0, RECORDS + 1]], [[True, 3]]):
             with pytest.raises(UsageError, match="its passed steps"):
                 loader.load_state_dict(loader.state_dict() | {"passed": changed})
 
