@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardprep.cli.commands.report import LARGEST_TRACE
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER_OR_URL,
@@ -239,7 +240,7 @@ def bench_loader(
             from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
             disk_json = profile.to_json() if profile else None
-            spans = json_of(trace) if trace else None
+            spans = json_of(trace, most=LARGEST_TRACE) if trace else None
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
         lines = _bench_lines(place, found, explain=explain)
         return Output({"dataset": str(place), **found.to_json()}, lines, result=found.speed)

@@ -20,7 +20,7 @@ from shardprep.cli.console.options import (
     work_options,
 )
 from shardprep.cli.console.output import Output, each_dataset
-from shardprep.cli.console.runs import RunOptions, chosen_options, option_of, refuse_typed, typed_options
+from shardprep.cli.console.runs import RunOptions, chosen_options, refuse_typed, typed_options
 from shardprep.formats.errors import printable
 from shardprep.formats.reports.examine import PIXELS, report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
@@ -87,8 +87,7 @@ def report(
     check_replaced(output)
     check_replaced(save_findings)
     if run and dataset is None:
-        if typed := typed_options().intersection(OF_A_DATASET):
-            raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
+        refuse_typed(OF_A_DATASET, typed_options(), "for a DATASET, not for a run")
         return report_run(run, output, trace=trace, disk=disk)
     if dataset is None or run or trace or disk:
         raise click.UsageError("give a DATASET, or --run STATS.json, optionally with --trace and --disk")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -45,15 +45,10 @@ def typed_options() -> set[str]:
     return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
-def option_of(parameter: str) -> str:
-    """Return the option of the running command that sets a parameter."""
+def refuse_typed(parameters: Container[str], typed: Container[str], reason: str) -> None:
+    """Raise click.UsageError if one of the running command's parameters is among both."""
     options = click.get_current_context().command.params
-    return next(option.opts[0] for option in options if option.name == parameter)
-
-
-def refuse_typed(parameters: Iterable[str], typed: Container[str], reason: str) -> None:
-    """Raise click.UsageError if one of these parameters is among the typed ones."""
-    if found := [option_of(name) for name in parameters if name in typed]:
+    if found := [one.opts[0] for one in options if one.name in parameters and one.name in typed]:
         raise click.UsageError(f"{', '.join(found)}: {reason}; leave it out")
 
 
