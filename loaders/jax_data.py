@@ -40,7 +40,9 @@ def to_jax(source: Source, *, device: Any = None) -> Conversion:
 
 def jax_array_of(part: Any, device: Any = None) -> Any:
     """Convert an array of numbers, if its integers fit; return anything else unchanged."""
-    if not isinstance(part, np.ndarray) or part.dtype.kind not in NUMBERS:
+    if not isinstance(part, np.ndarray):
+        return part
+    if part.dtype.kind not in NUMBERS and not jax.numpy.issubdtype(part.dtype, np.inexact):  # as bfloat16 is
         return part
     # Not by DLPack: JAX waits for its computations while it holds the interpreter's lock, which the thread
     # that releases a DLPack array needs. After `device_put`, the next call of JAX releases the array.

@@ -76,7 +76,7 @@ def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any])
     if isinstance(first, Mapping):
         _same({", ".join(sorted(map(str, record))) for record in records}, "names")
         return {name: _part(made_of, name, [record[name] for record in records]) for name in first}
-    remedy = "make them alike, and an array of each list that is one part"
+    remedy = "make them alike, and turn each list that is one part into an array"
     _same({len(record) for record in records}, "numbers of parts", remedy)
     return tuple(_part(made_of, n, part) for n, part in enumerate(zip(*records, strict=True)))
 

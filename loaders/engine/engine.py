@@ -289,7 +289,7 @@ class Engine(Owned, Closable):
             refuse_in_main_import()
         if workers and multiprocessing.current_process().daemon:
             raise UsageError(
-                "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
+                "a daemonic process cannot have workers of its own: use workers=0, or threads in a Flow's map"
             )
         self._work = work
         self.layout = layout

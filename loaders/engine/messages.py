@@ -206,9 +206,9 @@ def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> ob
 
 
 def _form(array: npt.NDArray[Any]) -> bytes:
-    """Return a form like ``<f4:3,224,224``; for arrays that need pickle, a value that is too long."""
+    """Return a form like ``<f4:3,224,224``; for arrays that need pickle, such as bfloat16, one too long."""
     dtype = array.dtype
-    if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
+    if dtype.hasobject or dtype.kind == "V" or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
 

@@ -166,7 +166,7 @@ class GroupTimes(Counts):
                 "; in shards made with prep convert --crop-ready only the training crop of a JPEG is decoded"
             )
             return (
-                f"all {cpus} CPUs are in use, so more workers do not help; more or faster CPUs would, as "
+                f"all CPUs ({cpus}) are in use, so more workers do not help; more or faster CPUs would, as "
                 f"would data machines{smaller if slowest == 'decode' and crop_ready < MOST_CROP_READY else ''}"
             )
         return (

@@ -85,9 +85,9 @@ class Transform(Protocol):
 
     - ``outputs``, the specs of the arrays it returns, in order. Without them, or with None, results are
       stacked: arrays or numbers become an array, a tuple one part of the batch per element, a dict a dict of
-      arrays. Values that differ in shape or dtype within a batch, or are neither arrays nor numbers, become
-      a list with one element per record: pad or crop them to one shape to get an array. Within a batch,
-      results must have the same number of parts, or the same names.
+      arrays. Values that differ in shape or dtype within a batch, or are neither numbers nor arrays of
+      NumPy's own numbers, become a list with one element per record: pad or crop them to one shape to get
+      an array. Within a batch, results must have the same number of parts, or the same names.
     - ``fill(record, rng, *arrays)``, which writes the outputs to rows of a batch, C-contiguous and of
       undefined content, and saves a copy.
     - ``shown(record, rng)``, which returns, for replays, the :class:`.ShownPart` that a call with the same

@@ -23,7 +23,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "forms": ([(1, 2), {"x": 1}], "forms: .*dict.*tuple"),
     "array and tuple": ([np.zeros(2), (1, 2)], "forms: .*ndarray.*tuple"),
     "names": ([{"x": 1}, {"y": 1, "x": 1}], "names: x and x, y"),
-    "lengths": ([(1, 2), (1, 2, 3)], "numbers of parts: 2 and 3; .*an array of each list"),
+    "lengths": ([(1, 2), (1, 2, 3)], "numbers of parts: 2 and 3; .*each list that is one part into an array"),
     "strings": (["a", "b"], "cannot be stacked"),
     "bytes": ([b"a", b"bc"], "bytes cannot be stacked; decode"),
     "objects": ([None, None], "cannot be stacked"),

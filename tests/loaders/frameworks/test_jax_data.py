@@ -27,6 +27,9 @@ def test_bits_of_bfloat16_are_viewed_as_jax_s(lmdb_shards: Path) -> None:
 
     assert (rounded.view(jnp.bfloat16) == exact.astype(jnp.bfloat16)).all()
 
+    batches = to_jax(crops_on(lmdb_shards, workers=0, transform=lambda *_: np.ones(2, jnp.bfloat16)))
+    assert next(iter(batches))[0][0].dtype == jnp.bfloat16
+
 
 @jax.jit
 def long_sum(images: Any) -> Any:
@@ -67,11 +70,13 @@ def test_a_donated_batch_leaves_the_loaders_alone_and_with_x64_labels_stay_int64
         np.array(3.5),
         np.array([1 + 2j]),
         np.array([True, False]),
+        np.array([1.5], jnp.bfloat16),
     ],
 )
 def test_numbers_of_any_layout_keep_their_values(array: np.ndarray[Any, Any]) -> None:
     (made,) = to_jax([array])
 
+    assert isinstance(made, jax.Array)
     assert made.tolist() == array.tolist()
 
 

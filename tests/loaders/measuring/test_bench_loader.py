@@ -287,7 +287,7 @@ def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(stats: Loader
 @pytest.mark.parametrize(
     ("changes", "limit", "says"),
     [
-        ({}, "decode", "all 2 CPUs are in use, so more workers do not help"),
+        ({}, "decode", "all CPUs (2) are in use, so more workers do not help"),
         ({"cpus": 8}, "decode", "more workers help: 8 instead of 2 would reach about 400 images/s"),
         ({"cpu": (9.0,), "queued": (10.0,)}, "decode", "wait for a CPU 53% of the time"),
         ({"stages": READING, "cpu": (2.0,), "queued": (0.1,)}, "read", "the storage delivers 10 MB/s"),
