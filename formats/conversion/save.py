@@ -520,31 +520,23 @@ def opened_items(
             break
     if form is None:
         raise UsageError("there are no items to save")
-    coder = _coder(form, rows, schema, classes)
-    first = tuple(coder.encode(number, item) for number, item in enumerate(found))
-    rest = chain(found, drawn) if numbered is None else drawn
-    return OpenedItems(coder, first, numbered, rest, (perf_counter() - began) / len(first))
-
-
-def _coder(
-    form: ItemForm,
-    rows: Sequence[Mapping[str, Any]],
-    schema: GivenSchema | None,
-    classes: Sequence[str] | None,
-) -> ItemCoder:
     if not form.columns and "image" not in form.own:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _labelled(form, rows[0], classes)
     if schema is None:
         with naming_item(None):
-            return ItemCoder(form, found_schema(rows, form.columns), is_found=True, classes=names)
-    columns, own = as_schema(schema)
-    if differing := sorted(set(form.names) ^ {*columns.names, *(own or form.own)}):
-        raise UsageError(
-            f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"
-        )
-    in_order = Schema(columns[name] for name in form.columns)
-    return ItemCoder(form, in_order, is_found=False, classes=names)
+            columns = found_schema(rows, form.columns)
+    else:
+        given, own = as_schema(schema)
+        if differing := sorted(set(form.names) ^ {*given.names, *(own or form.own)}):
+            raise UsageError(
+                f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"
+            )
+        columns = Schema(given[name] for name in form.columns)
+    coder = ItemCoder(form, columns, is_found=schema is None, classes=names)
+    first = tuple(coder.encode(number, item) for number, item in enumerate(found))
+    rest = chain(found, drawn) if numbered is None else drawn
+    return OpenedItems(coder, first, numbered, rest, (perf_counter() - began) / len(first))
 
 
 def _labelled(

@@ -60,9 +60,7 @@ def test_an_item_that_kills_every_worker_is_named() -> None:
     with numbers(20).map(lambda x: os._exit(3) if x == 7 else x, processes=1) as flow:
         items = iter(flow)
         assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
-        with pytest.raises(
-            WorkerDied, match=r"^item 7 of pass 0, at map\(\S+\): 3 workers .* source of a Flow"
-        ):
+        with pytest.raises(WorkerDied, match=r"^item 7 of pass 0, at map\(\S+\): 3 workers .* of a Flow"):
             list(items)
 
 
