@@ -56,7 +56,7 @@ class RunValues:
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"these are not the stats of a loader, a flow or an input: {type(error).__name__}: {error}"
+                f"these are not the stats of a loader, a flow or an input of this release: {type(error).__name__}: {error}"
             ) from error
 
 
