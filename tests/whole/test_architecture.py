@@ -38,9 +38,9 @@ def test_each_part_imports_only_from_those_above_it() -> None:
 
 
 def test_the_architecture_page_names_each_module() -> None:
-    page = (ROOT / "docs/architecture.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z/]+)` \| (.+) \|$", page, re.MULTILINE))
-    named = {f"{part}/{name}.py" for part, row in rows.items() for name in re.findall(r"`(\w+)`", row)}
+    rows = re.findall(
+        r"^\| `([a-z/]+)` \| (.+) \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    named = {f"{part}/{name}.py" for part, row in rows for name in re.findall(r"`(\w+)`", row)}
     modules = {path.relative_to(ROOT).as_posix() for path in FILES if not path.name.startswith("__")}
-
     assert named == modules

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from inspect import isfunction
 from itertools import cycle, islice
 from typing import Any
 
@@ -105,6 +106,12 @@ STEPS: dict[str, Callable[[Flow], Flow]] = {
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 with_and_without_numbers = pytest.mark.parametrize("can_pick", [True, False], ids=["numbers", "no numbers"])
+
+
+def test_each_step_is_among_these_or_needs_processes() -> None:
+    functions = filter(isfunction, vars(Flow).values())
+    steps = {each.__name__ for each in functions if each.__annotations__.get("return") == "Flow"}
+    assert steps - {name.replace(",", "").split()[0] for name in STEPS} == {"transform", "in_process"}
 
 
 def array_in(item: Any) -> np.ndarray:
