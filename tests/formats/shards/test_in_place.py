@@ -17,6 +17,7 @@ from shardprep.formats import (
     ManifestDamaged,
     ShardDamaged,
     UsageError,
+    join,
     open_dataset,
     read_manifest,
     verify,
@@ -175,6 +176,10 @@ def test_a_hostile_archive_in_a_manifest_is_refused(dataset: Path, change: dict[
         read_manifest(dataset)
 
 
-def test_only_official_tars_are_indexed(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_only_official_tars_are_indexed_and_only_shards_are_joined(
+    lmdb_shards: Path, dataset: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="official tar"):
-        indexed(lmdb_shards, tmp_path / "out")
+        indexed(lmdb_shards, tmp_path / "other")
+    with pytest.raises(UsageError, match="make shards of it with prep convert"):
+        join(dataset, {"row": dataset / "index.npy"}, workers=0)
