@@ -116,12 +116,12 @@ class Schema:
         if wrong := [field for field in self.fields if not isinstance(field, Field)]:
             raise UsageError(f"a schema is a dict of names and kinds, or Fields, not {wrong[0]!r}")
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
+        if len(names) > MAX_COLUMNS:
+            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are possible")
         for name in names:
             if name in RESERVED or names.count(name) > 1:
                 why = "is a reserved name" if name in RESERVED else "occurs twice, ignoring case"
                 raise UsageError(f"the column {name} {why}")
-        if len(names) > MAX_COLUMNS:
-            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are possible")
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

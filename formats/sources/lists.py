@@ -144,7 +144,7 @@ class ListedSource(Source):
             reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
         kept = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
-        used = (table.paths, table.labels, table.splits, *table.kinds, "")
+        used = {table.paths, table.labels, table.splits, *table.kinds, ""}
         if unused := ", ".join(name for name in table.names if name not in used):
             notes = (f"columns left out: {unused}; take one with --column NAME:KIND", *notes)
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"

@@ -47,7 +47,7 @@ from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage.transfer import HashedFile
+from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
 
 def hex_of(entry: FileEntry) -> str:
@@ -172,9 +172,8 @@ class CacheFolder:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Hold the cache's lock, against all processes and threads. Not reentrant."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self.path / CACHE_LOCK_NAME
-        with closing(LockDescriptor(os.open(path, flags, 0o644))) as lock:
+        with closing(LockDescriptor(os.open(path, PART_FLAGS, 0o644))) as lock:
             patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
             while not lock.lock(wait=False):
                 patience.wait(path)
@@ -195,11 +194,10 @@ class CacheFolder:
 
     def manifest(self, root: str) -> Manifest | None:
         """Return the manifest of a dataset that was opened before, or None. Raises OSError."""
-        try:
-            manifest = read_manifest(self.dataset(root))
-        except (FileNotFoundError, ManifestDamaged):
-            return None
-        return manifest if manifest.root == root else None
+        with suppress(FileNotFoundError, ManifestDamaged):
+            if (manifest := read_manifest(self.dataset(root))).root == root:
+                return manifest
+        return None
 
     def publish(self, manifest: Manifest, data: bytes) -> None:
         """Make a dataset's folder unless it exists; the manifest comes last. Raises OSError."""
@@ -207,6 +205,8 @@ class CacheFolder:
         with self.turn():
             if self.manifest(manifest.root) is not None:
                 return
+            if folder.is_symlink():  # writing would change files elsewhere
+                raise OperationError("is a link where a folder belongs; remove it", path=folder)
             folder.mkdir(exist_ok=True)
             for entry in manifest.files:
                 link = unfinished(folder, entry.name)
@@ -234,16 +234,16 @@ class CacheFolder:
             if not is_there(pin, entry):
                 return
             remove_file(self.path_of(entry), pin)
-            with suppress(OSError), (self.path / "replaced").open("a") as log:
+            flags = PART_FLAGS | os.O_APPEND | os.O_NONBLOCK
+            with suppress(OSError), os.fdopen(os.open(self.path / "replaced", flags, 0o666), "w") as log:
                 log.write(f"{hex_of(entry)}\n")
 
     @property
     def replaced(self) -> int:
         """The number of files that were discarded as corrupt."""
-        try:
+        with suppress(OSError):
             return (self.path / "replaced").stat().st_size // 65
-        except OSError:
-            return 0
+        return 0
 
     def coming_ns(self, entry: FileEntry) -> int | None:
         """Return the last sign of life of a file's download, in ns; None if no process downloads it."""

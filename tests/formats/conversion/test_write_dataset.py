@@ -213,6 +213,7 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "a dict of names and kinds, .* not 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),
+        ([dict.fromkeys(map(str, range(1 << 18)), 1)], {}, "are 262144 columns; at most 256"),
     ],
 )
 def test_what_has_no_items_or_columns_and_options_that_cannot_be_meant_are_refused(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import UsageError, read_manifest
+from shardprep.formats import OperationError, UsageError, open_dataset, read_manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache, FileSource
@@ -280,6 +280,20 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     with pytest.raises(UsageError, match="nfs4"):
         opened(tmp_path / "new/cache")
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "dataset"}
+
+
+def test_nothing_is_written_through_a_link_in_a_cache(proxy: Proxy, tmp_path: Path, bucket: Path) -> None:
+    log, manifest = tmp_path / "log", read_manifest(bucket / "shards/train")
+    for make in (lambda: cache.folder.path.joinpath("replaced").symlink_to(log), lambda: os.mkfifo(log)):
+        with opened(tmp_path / "cache") as cache:
+            make()
+            cache.hold(manifest.shards[:1]).release()
+            flip(cache.folder.path_of(manifest.shards[0]), 5000)
+            cache.hold_intact(manifest.shards[0]).release()
+        assert not log.is_file()
+    cache.folder.dataset(manifest.root).symlink_to(tmp_path)
+    with pytest.raises(OperationError, match="is a link where a folder belongs"):
+        open_dataset(URL, cache=tmp_path / "cache")
 
 
 def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
