@@ -150,12 +150,11 @@ class Folders(ExportFormat):
         values: dict[str, Any] = {"file_name": record.name, "key": record.key, "label": record.label}
         if record.boxes is not None:
             values["objects"] = {"bbox": corners(record.boxes), "category": record.boxes["label"].tolist()}
-        for (
-            field
-        ) in self.source.schema:  # arrays become lists, complex numbers pairs, NaN and infinities None
+        for field in self.source.schema:
             value = record.columns[field.name]
-            is_json = field.kind in ("json", "text")
-            values[field.name] = value if is_json else _finite(real_array(value).tolist())
+            if field.kind not in ("json", "text"):
+                value = _finite(real_array(value).tolist())  # complex numbers as pairs, NaN and infinities as None
+            values[field.name] = value
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
