@@ -153,7 +153,7 @@ class Folders(ExportFormat):
         for field in self.source.schema:
             value = record.columns[field.name]
             if field.kind not in ("json", "text"):
-                value = _finite(real_array(value).tolist())  # complex numbers as pairs, NaN and infinities as None
+                value = _finite(real_array(value).tolist())  # NaN and infinities become null
             values[field.name] = value
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
