@@ -427,6 +427,7 @@ class Dispatcher:
                 deque(process.channel.arrived(), maxlen=0)  # it cannot end before its answers are read
             self._end_worker(worker, 0)
         self._selector.close()
+        self._work.close()
         self.ring.close()
         self._status_table.close()
         self._collected.cancel()  # it refers to this object, whose error can refer to the owner

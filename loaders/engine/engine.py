@@ -301,7 +301,6 @@ class Engine(Owned, Closable):
         self.course = Course()
         self._closed = False
         self._status_table = StatusTable.of(max(1, workers), len(work.stages))
-        self._sent: SentWork | None = None
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
         self._at_pause: EngineStats  # set with the first pause
@@ -313,9 +312,8 @@ class Engine(Owned, Closable):
                 ordered=ordered,
                 skip=[number.name for number in CRASHES if skip_crashes],
             )
-            self._sent = SentWork(self._work)
             self._dispatcher = Dispatcher(
-                self._sent,
+                SentWork(work),
                 leases,
                 SlotRing(layout, slots),
                 self._status_table,
@@ -529,6 +527,4 @@ class Engine(Owned, Closable):
             self._closed = True
             if self._dispatcher:
                 self._dispatcher.close()
-            if self._sent:
-                self._sent.close()
             self._status_table.close()
