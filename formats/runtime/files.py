@@ -440,8 +440,7 @@ def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
         built.replace(final)
         flush_file(final.parent)
     except OSError as error:
-        error.filename, error.filename2 = str(final), None  # rather than the unfinished file
-        raise
+        raise OSError(error.errno, error.strerror, str(final)) from error  # not of the unfinished file
     finally:
         built.unlink(missing_ok=True)
 
