@@ -110,10 +110,10 @@ def size(count: float) -> str:
 def count_of(number: int, noun: str) -> str:
     """Format a count with its noun.
 
-    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class"), count_of(2, "batch")
-    ('1 shard', '1,281,167 images', '2 classes', '2 batches')
+    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class"), count_of(2, "epoch")
+    ('1 shard', '1,281,167 images', '2 classes', '2 epochs')
     """
-    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    plural = noun + ("es" if noun.endswith(("s", "tch")) else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 
