@@ -127,8 +127,12 @@ def loader_on(path: Path, **options: Any) -> Loader:
 
 
 def kept(value: dict[str, Any], root: str) -> dict[str, Any]:
-    """A receipt or a state without what is of one version: the root of the dataset, the card, the code."""
-    text = json.dumps({name: part for name, part in value.items() if name not in ("card", "transform")})
+    """A receipt or a state without what is of one version: the root of the dataset, the card, the code.
+
+    Since 0.4 the state of a loader that goes on with another number of ranks says where its receipt began.
+    """
+    newer = ("card", "transform", "origin")
+    text = json.dumps({name: part for name, part in value.items() if name not in newer})
     found: dict[str, Any] = json.loads(text.replace(root, "root"))
     return found
 
