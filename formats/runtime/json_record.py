@@ -188,7 +188,7 @@ class JsonRecord:
             raise DataError(f"is not a {cls.KIND}; {cls.ADVICE}")
         try:
             found = cls(**built_fields(cls, value))
-            if not _is_within(value, found.to_json()):
+            if not is_within(value, found.to_json()):
                 raise ValueError("its parts are inconsistent")
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             why = f"{type(error).__name__}: {error}"
@@ -207,8 +207,8 @@ class JsonRecord:
             return cls.from_json(value)
 
 
-def _is_within(part: Any, whole: Any) -> bool:
+def is_within(part: Any, whole: Any) -> bool:
     """Whether two values are equal, but for members that an earlier release did not write in the first."""
     if isinstance(part, dict) and isinstance(whole, dict):
-        return part.keys() <= whole.keys() and all(_is_within(part[name], whole[name]) for name in part)
+        return part.keys() <= whole.keys() and all(is_within(part[name], whole[name]) for name in part)
     return canonical_json(part) == canonical_json(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, OperationError, ShardprepError, UsageError
+from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.loaders import Loader, LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
@@ -153,6 +155,20 @@ def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path
         found = prove(lmdb_shards, [tmp_path / name for name in logs], save=tmp_path / "merged")
         assert len(found.epochs[0].bad) == 16
         assert prove(lmdb_shards, [tmp_path / "merged"]).epochs == found.epochs
+
+
+def test_a_log_of_a_release_whose_transform_had_fewer_arguments_is_proven(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    train(lmdb_shards, log := tmp_path / "log", transform=TrainTransform(8))
+    value = json.loads(log.read_bytes())
+    del value["sha256"], value["card"]["transform"]["arguments"]["lighting"]
+    log.write_text(json.dumps(value | {"sha256": hashlib.sha256(canonical_json(value)).hexdigest()}))
+    assert prove(lmdb_shards, [log]).records == RECORDS
+    value["more"] = float("nan")
+    log.write_text(json.dumps(value))
+    with pytest.raises(DataError, match="line 1 was changed"):
+        prove(lmdb_shards, [log])
 
 
 def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_path: Path) -> None:
