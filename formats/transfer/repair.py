@@ -222,5 +222,9 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
         )
     planned = plan(listing, options, version=manifest.version)
     if planned.digest != manifest.plan["sha256"]:
-        raise PlanMismatch("was made from another source: keys, labels or sizes differ", path=path)
+        raise PlanMismatch(
+            "was made from another source: keys, labels or sizes differ; to repair it from an intact copy, give "
+            "that as a URL, such as file:///folder/copy",
+            path=path,
+        )
     return planned
