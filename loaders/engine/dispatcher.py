@@ -92,7 +92,7 @@ class Bell:
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
         if self._file.made_here:  # a daemon may have closed all descriptors and reused this one
-            with suppress(OSError):  # it was finalized in the same garbage collection
+            with suppress(OSError, ValueError):  # it was finalized in the same garbage collection
                 os.eventfd_write(self.fileno(), 1)
 
     def silence(self) -> None:
