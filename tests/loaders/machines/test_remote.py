@@ -278,6 +278,9 @@ def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_sh
             with suppress(ZeroDivisionError), first:
                 began = iter(first)
                 came = [next(began) for _ in range(5)]
+                while len(first.stats().senders) < 2:  # or a late one would meet the second receiver only
+                    time.sleep(0.1)
+                    came.append(next(began))
                 state = first.state_dict()
                 raise ZeroDivisionError  # the training fails
             time.sleep(0.3)
