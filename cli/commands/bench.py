@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardprep.cli.commands.report import LARGEST_TRACE
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER_OR_URL,
@@ -237,6 +236,7 @@ def bench_loader(
             make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
+            from shardprep.loaders.engine.trace import LARGEST_TRACE
             from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
             disk_json = profile.to_json() if profile else None

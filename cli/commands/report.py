@@ -32,7 +32,6 @@ from shardprep.formats.shards.dataset import splits_of
 
 MOST_SEEN = 10  # printed times that a run saw a record
 OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
-LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
 
 @command(
@@ -125,6 +124,7 @@ def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
 
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
     """Write the page of a loader's run, from the file of its stats."""
+    from shardprep.loaders.engine.trace import LARGEST_TRACE
     from shardprep.loaders.loader.run_page import run_page, save_page
     from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 

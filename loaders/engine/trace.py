@@ -18,6 +18,7 @@ from shardprep.loaders.engine.leases import Lease
 from shardprep.loaders.engine.messages import Clock
 
 KEEP = 200_000  # spans of each kind, about 100 MB of JSON; long runs keep the last ones
+LARGEST_TRACE = 256 << 20  # bytes of such a file
 
 CONSUMER = 0  # the consumer's track; the workers' tracks follow
 
