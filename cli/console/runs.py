@@ -17,6 +17,7 @@ from shardprep.cli.console.options import Parsed, file_option, together, transfo
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import DataError, MissingExtra
 from shardprep.formats.shards.dataset import splits_of
+from shardprep.formats.storage.collection import open_records
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
@@ -87,6 +88,11 @@ class RunOptions:
         if "rank" in self.typed:
             chosen["rank"] = self.values["rank"]
         place = splits_of(self.dataset).get(card.split, self.dataset)
+        with open_records(place) as opened:
+            if opened.root != card.dataset:
+                raise click.UsageError(
+                    f"the run used the dataset with the root {card.dataset}, not {opened.root}"
+                )
         loader = Loader(place, workers=0, **card.options(**chosen))
         found = differences(card, loader.card())
         if "rank" in self.typed:

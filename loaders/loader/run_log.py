@@ -26,6 +26,8 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.json_record import JsonRecord, built_fields, canonical_json, is_within
 from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.storage.collection import open_records
+from shardprep.loaders.loader.options import place_of
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
@@ -414,11 +416,10 @@ def prove(
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
     plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")
+    with open_records(place_of(dataset)) as opened:
+        if opened.root != card.dataset:
+            raise DataError(f"the run used the dataset with the root {card.dataset}", path=opened.location)
     with Loader(dataset, workers=0, **plain.options(**given)) as loader:
-        if loader.dataset.root != card.dataset:
-            raise DataError(
-                f"the run used the dataset with the root {card.dataset}", path=loader.dataset.location
-            )
         own, known = (each.without_numbers() for each in (loader.card(), card))
         if differing := [name for name in given if getattr(own, name) != getattr(known, name)]:
             raise UsageError(f"{' and '.join(differing)} must be those of the run")

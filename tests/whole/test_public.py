@@ -47,7 +47,10 @@ INSTALLED = [name for name in DOCUMENTED if find_spec(NEEDS.get(name, "shardprep
 
 def test_the_package_has_the_names_of_its_parts_and_no_others() -> None:
     assert set(shardprep.__all__) == {"__version__", *formats.__all__, *loaders.__all__}
-    assert shardprep.__version__ == importlib.metadata.version("shardprep")
+    version = importlib.metadata.version("shardprep")
+    assert shardprep.__version__ == version
+    said = subprocess.check_output([sys.executable, "-m", "shardprep", "--version"], text=True)
+    assert said == f"prep, version {version}\n"
     for home in (formats, loaders):
         assert {name: getattr(shardprep, name) is getattr(home, name) for name in home.__all__} == (
             dict.fromkeys(home.__all__, True)

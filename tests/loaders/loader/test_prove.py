@@ -231,7 +231,7 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
 
 
 def test_chosen_records_too_many_for_a_log_are_given_again(
-    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 9)
     kept, gone, log = np.arange(100), np.arange(20, 40), tmp_path / "log"
@@ -248,6 +248,10 @@ def test_chosen_records_too_many_for_a_log_are_given_again(
         prove(lmdb_shards, [log], without=gone)
     with pytest.raises(UsageError, match="without must be those of the run"):
         prove(lmdb_shards, [log], records=kept, without=gone[1:])
+    with pytest.raises(DataError, match="the run used the dataset with the root"):
+        prove(hdf5_shards, [log])
+    refused = prep_here("replay", hdf5_shards, "--card", log, "--step", "0")
+    assert "the run used the dataset with the root" in refused.stderr
 
 
 @pytest.fixture(scope="module")
