@@ -306,7 +306,7 @@ class Oracle:
 
 def _parts(name: str, rows: list[Any]) -> list[Any]:
     """The parts of a batch that a transform makes, as ``form`` describes them."""
-    if name == "bytes":
+    if name == "bytes" or (name == "varied" and not rows):  # no form is known
         return [rows]
     if name == "varied":
         return [{key: _stacked([row[key] for row in rows]) for key in ("noise", "name", "length", "boxes")}]
