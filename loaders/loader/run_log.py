@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SIGNATURE_BYTES = 1024  # more than a signature's line
 MOST_KEYS = 20  # in a statement
+MOST_EPOCHS = 1 << 16  # searched for records unless more are asked for; a damaged log may name 2**63
 _SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of a signature's line
 
 
@@ -264,20 +265,18 @@ class RunLog:
         counted = [entry for entry in found if first in (None, entry.first)]
         return next(reversed(counted or found), None)
 
-    @property
-    def epochs(self) -> int:
-        """The number of epochs that the run has begun; 0 for a card."""
-        return max((1 + entry.receipt.epoch for entry in self.entries), default=0)
-
     def sightings(
         self, order: RunOrder, numbers: Iterable[int], epochs: int | None = None
     ) -> Iterator[Sighting]:
         """Yield the deliveries of these records to any rank, in so many epochs or in those of the entries.
 
-        ``order`` is that of ``card``. In an epoch without an entry, all its steps count.
+        ``order`` is that of ``card``. In an epoch without an entry, all its steps count. Raises DataError if
+        there are more than MOST_EPOCHS of them, and ``epochs`` is None.
         """
-        wanted = sorted(set(numbers))
-        for epoch in range(epochs or self.epochs or 1):
+        wanted, last = sorted(set(numbers)), max((entry.receipt.epoch for entry in self.entries), default=0)
+        if epochs is None and last >= MOST_EPOCHS:
+            raise DataError(f"the log has epoch {last:,}; say by --epochs how many of them to search")
+        for epoch in range(epochs or last + 1):
             parts, reached = self._parts_of(epoch), 0
             for part in parts:
                 own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})

@@ -183,6 +183,18 @@ def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batc
     assert {(at["epoch"], at["step"]) for at in found["seen"]} >= {(1, None)}
 
 
+def test_a_log_with_a_huge_epoch_does_not_hang_the_search(datasets: dict[str, Path], tmp_path: Path) -> None:
+    with Loader(datasets["plain"], batch_size=5, workers=0) as loader:
+        loader.set_epoch(1 << 62)
+        list(loader)
+        loader.log_epoch(tmp_path / "log")
+        recorded, order = RunLog.load(tmp_path / "log"), loader.order_of()
+
+        assert {one.epoch for one in recorded.sightings(order, range(9), 2)} == {0, 1}
+        with pytest.raises(DataError, match="say by --epochs"):
+            list(recorded.sightings(order, [0]))
+
+
 def test_the_command_says_where_and_when(
     files: list[Path], datasets: dict[str, Path], tmp_path: Path
 ) -> None:
