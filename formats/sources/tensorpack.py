@@ -54,6 +54,7 @@ DIGITS = 8
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 _DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, and one more to refuse longer runs
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
+_MOST_REPEATED = 64 << 10  # bytes, such as class names, that a pickle stores once and refers to again
 
 
 def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
@@ -225,7 +226,7 @@ def read_item(value: ByteWindow) -> Any:
 
 def _contents(value: ByteWindow, located: Any) -> Any:
     """Read the contents of located parts, with bounds: parts may be repeated, or contain themselves."""
-    parts, left = MOST_PARTS, 2 * value.length
+    parts, left = MOST_PARTS, 2 * value.length + _MOST_REPEATED
 
     def taken(place: ByteRange) -> bytes:
         nonlocal left

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from shardprep.formats import (
     ConvertOptions,
@@ -408,6 +408,7 @@ items = leaves | parts_of(leaves | parts_of(leaves))
 
 
 @given(item=st.lists(items, min_size=1), name=st.sampled_from(sorted(SERIALIZERS)))
+@example(item=["refrigerator"] * 20, name="pickle 5")
 @settings(deadline=None)
 def test_plain_data_come_back_from_any_serializer(item: list[Any], name: str) -> None:
     assert are_same(read_item(ByteWindow.of(SERIALIZERS[name](item))), item)
