@@ -30,7 +30,7 @@ from shardprep.formats.runtime.files import (
     unfinished,
 )
 from shardprep.formats.runtime.jobs import Job, ShardCounter
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.in_place import Region, hash_region
@@ -147,7 +147,7 @@ class BuiltShard(BuiltFile):
     skipped: tuple[SkippedImage, ...] = ()
     columns: tuple[BuiltColumn, ...] = ()
     region_sha256: str = ""
-    stored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stored: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -155,10 +155,8 @@ class BuiltShard(BuiltFile):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        skipped = tuple(SkippedImage(**s) for s in value["skipped"])
-        columns = tuple(BuiltColumn(**c) for c in value["columns"])
         rows = f"{value['name']}.rows"  # releases before 0.4 did not note it
-        return cls(**{"rows": rows, **value, "skipped": skipped, "columns": columns})
+        return cls(**built_fields(cls, {"rows": rows, **value}))
 
 
 def entry_of(built: BuiltFile) -> FileEntry:

@@ -237,7 +237,7 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         return
     try:
         differing = differences(parse_canonical_json(path.read_bytes()), guard)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         differing = f"its {PLAN_NAME} cannot be read ({error})"
     if differing:
         discard = "discard what it did with --restart (in Python restart=True)"

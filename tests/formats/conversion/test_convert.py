@@ -116,13 +116,16 @@ def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, t
     assert [one.already_complete for one in done] == [False] * 3
 
 
-def test_a_conversion_that_an_earlier_release_began_is_finished(archives: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{}, {"image_bytes": "7"}, {"size": 7.5}])
+def test_a_conversion_that_an_earlier_release_began_is_finished_and_damaged_records_of_it_count_as_none(
+    change: dict[str, object], archives: Path, tmp_path: Path
+) -> None:
     converted(archives, tmp_path / "whole/val", split="val", shard_size=60_000)
     interrupted(archives, tmp_path / "out/val", split="val")
     for path in (tmp_path / "out/val/.prep").glob("*.commit"):
         commit = json.loads(path.read_bytes())
         del commit["rows"]
-        path.write_bytes(canonical_json(commit))  # another form would be built again
+        path.write_bytes(canonical_json(commit | change))  # another form would be built again
 
     done = convert(archives, tmp_path / "out/val", split="val", plan_options=PlanOptions(shard_size=60_000))
 

@@ -67,9 +67,10 @@ def test_links_inside_a_work_folder_are_never_written_through(
     assert (victim / "thesis.txt").read_text() == "three years"
 
 
-def test_an_unreadable_plan_says_what_to_do(archives: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", ["{", "3\n"])
+def test_an_unreadable_plan_says_what_to_do(plan: str, archives: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / ".prep").mkdir(parents=True)
-    (tmp_path / "out" / ".prep" / "plan.json").write_text("{")
+    (tmp_path / "out" / ".prep" / "plan.json").write_text(plan)
 
     with pytest.raises(PlanMismatch, match="--restart"):
         converted(archives, tmp_path / "out")
