@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, exact
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN
 from shardprep.loaders.flow.steps import describe
 
 ENDLESS = Flow.from_iterable([1]).repeat()
@@ -110,12 +110,9 @@ def test_an_endless_flow_may_be_the_last() -> None:
 @pytest.mark.parametrize(
     ("flows", "weights", "length"),
     [
-        ([3, 4], None, Length(7, is_certain=False)),
         ([3, None], None, UNKNOWN),
         ([None, None], None, INFINITE),
         ([3, None], [0, 1], INFINITE),
-        ([3, None], [1, 0], exact(3)),
-        ([3], None, exact(3)),
     ],
     ids=str,
 )
