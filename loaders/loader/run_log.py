@@ -141,6 +141,8 @@ class LogEntry(JsonRecord):
         try:
             part = cls(**built_fields(cls, {"origin": 0, "passed": []} | value))
             checked_ranges(part.passed, MAX_RECORDS)
+            if not part.origin <= part.start <= part.place <= MAX_RECORDS:
+                raise ValueError(f"its places are {part.origin}, {part.start} and {part.place}")
         except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
             if isinstance(error, UnknownVersion):
                 raise

@@ -13,8 +13,8 @@ import pytest
 
 from shardprep.formats import UsageError, find, open_dataset
 from shardprep.formats.errors import DataError
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.run_log import RunLog
+from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
+from shardprep.loaders.loader.run_log import LogEntry, RunLog
 from support.datasets import converted, prep_here
 from support.examined import picture, weaker
 from support.image_files import encoded
@@ -134,7 +134,9 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.parametrize("options", [{}, {"without": [1, 5, 9]}, {"without": [1, 5], "gaps": "keep"}])
-def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[str, Path]) -> None:
+def test_a_run_saw_a_record_when_its_ranks_got_it_and_a_huge_epoch_does_not_hang_the_search(
+    options: Any, datasets: dict[str, Path]
+) -> None:
     run = {"batch_size": 3, "shuffle": LocalShuffle(9), "seed": 4, "workers": 0} | options
     expected = set()
     for rank in range(2):
@@ -149,6 +151,9 @@ def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[s
 
     assert {one[:4] for one in RunLog(order.card).sightings(order, range(25), 3)} == expected
     assert {one[:4] for one in order.sightings([7], 2)} == {one for one in expected if one[:2] == (7, 2)}
+    huge = LogEntry(order.card, Receipt(order.card.dataset, 1 << 62), 0, 0, 0, ())
+    with pytest.raises(DataError, match="say by --epochs"):
+        list(RunLog(order.card, [huge]).sightings(order, [7]))
 
 
 def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batches_changed(
@@ -181,18 +186,6 @@ def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batc
     log.write_text("".join(log.read_text().splitlines(keepends=True)[3:]))
     (found,) = json.loads(prep_here(*words[:2], files[2], *words[-4:], "--json").stdout)["found"]
     assert {(at["epoch"], at["step"]) for at in found["seen"]} >= {(1, None)}
-
-
-def test_a_log_with_a_huge_epoch_does_not_hang_the_search(datasets: dict[str, Path], tmp_path: Path) -> None:
-    with Loader(datasets["plain"], batch_size=5, workers=0) as loader:
-        loader.set_epoch(1 << 62)
-        list(loader)
-        loader.log_epoch(tmp_path / "log")
-        recorded, order = RunLog.load(tmp_path / "log"), loader.order_of()
-
-        assert {one.epoch for one in recorded.sightings(order, range(9), 2)} == {0, 1}
-        with pytest.raises(DataError, match="say by --epochs"):
-            list(recorded.sightings(order, [0]))
 
 
 def test_the_command_says_where_and_when(

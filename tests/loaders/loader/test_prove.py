@@ -214,10 +214,12 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     (tmp_path / "torn").write_bytes(lines[0] + lines[1][:-9])
     one = RunLog.load(tmp_path / "other").entries[0]
     replace(one, receipt=replace(one.receipt, delivered=Tally(1 << 62))).append_to(tmp_path / "huge")
+    replace(one, place=1 << 63).append_to(tmp_path / "beyond")
 
     for names, message in (
         (["half"], "delivered 102 of 204 records.*so 102 or more are missing"),
         (["huge"], "some were delivered more than once"),
+        (["beyond"], "its places are 0, 0 and"),
         (["whole", "other"], "differ in seed"),
         (["empty"], "is empty"),
         (["torn"], "line 2 is not JSON"),
