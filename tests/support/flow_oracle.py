@@ -54,7 +54,7 @@ def digest(item: Any) -> int:
         return sum((place + 1) * digest(part) for place, part in enumerate(item))
     if isinstance(item, str | bytes):
         return sum(item.encode() if isinstance(item, str) else item)
-    return int(np.sum(np.abs(np.asarray(item))) * 2)
+    return int(np.sum(np.abs(np.asarray(item))).item() * 2)  # as a number without bounds
 
 
 @dataclass(frozen=True)
