@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +21,7 @@ from shardprep.formats.images.decode import crashes_decoder
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
-from shardprep.formats.runtime.jobs import JobRunner, ShardCounter
+from shardprep.formats.runtime.jobs import JobRunner, counted
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WorkFolder
@@ -266,12 +265,10 @@ def _checked(one: PreparedSplit, runner: JobRunner) -> _Findings:
 
 def check_images(job: ShardJob) -> _Findings:
     """Read one shard's images and columns, check the images' headers, and hash a sample."""
-    found, counter = _Findings(), ShardCounter(job.run, job.shard.number)
-    with closing(counter), found.problems.collected(), copy(job.reader) as opened:  # open in one process
-        opened.expect(job.entries)
-        for place in range(len(job.entries)):
-            counter.set(place)
+    found, places = _Findings(), counted(job.run, job.shard.number, len(job.entries))
+    with closing(places), found.problems.collected(), job.reader.open() as reader:
+        reader.expect(job.entries)
+        for place in places:
             with found.problems.collected():
-                found.check(job, opened, place)
-        counter.set(len(job.entries))
+                found.check(job, reader, place)
     return found

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -308,7 +307,7 @@ def check_machine(
             "does not see the output, or its run has ended; mount the output there at the same path", run
         )
     try:
-        with copy(reader) as opened, suppress(BadImage, BadValue):
+        with reader.open() as opened, suppress(BadImage, BadValue):
             opened.read(entries[0])
     except (SourceDamaged, OSError) as error:
         raise other_machine(

@@ -11,7 +11,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
@@ -575,8 +575,8 @@ class HeldItems(ByteReader):
     def where(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
 
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: nothing is open."""
+    def open(self) -> AbstractContextManager[HeldItems]:
+        return nullcontext(self)
 
 
 def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +28,7 @@ from shardprep.formats.runtime.files import (
     publishing,
     unfinished,
 )
-from shardprep.formats.runtime.jobs import Job, ShardCounter
+from shardprep.formats.runtime.jobs import Job, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
@@ -236,7 +235,7 @@ class ShardJob(Job[Any]):
 
     def decode(self, place: int) -> None:
         if place < len(self.entries) and place not in self.crashes:
-            with copy(self.reader) as reader:
+            with self.reader.open() as reader:
                 _sample(self, reader, self.entries[place])
 
     def crashed(self, place: int, signal: str) -> Self:
@@ -386,7 +385,7 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
     rows = rows[:count]
     published, region_sha256 = job.published(name, built, ".rows", rows), ""
     if job.region and archive:
-        with copy(job.reader):  # raises if the archive has changed, or changes meanwhile
+        with job.reader.open():  # raises if the archive has changed, or changes meanwhile
             region_sha256 = hash_region(archive.path, job.region)
     image_bytes = int(rows["row"]["length"].sum(dtype=np.int64))
     return published | {"image_bytes": image_bytes, "region_sha256": region_sha256}, known
@@ -394,11 +393,11 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
 
 def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
     """Yield the shard's samples in order; raise bad ones, or append them to ``skipped``."""
-    counter = ShardCounter(job.run, job.shard.number)
-    with closing(counter), copy(job.reader) as reader:  # threads must not share an open reader
+    places = counted(job.run, job.shard.number, len(job.entries))
+    with closing(places), job.reader.open() as reader:
         reader.expect(job.entries)
-        for done, entry in enumerate(job.entries):
-            counter.set(done)
+        for done in places:
+            entry = job.entries[done]
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
@@ -415,7 +414,6 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
                     raise bad from error
                 place = entry["path"].decode() or f"at byte {entry['offset']}"  # relative to the source
                 skipped.append(SkippedImage(str(bad.key), place, bad.message))
-        counter.set(len(job.entries))
 
 
 def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:

@@ -23,7 +23,7 @@ from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, user_path
-from shardprep.formats.runtime.jobs import Job, JobRunner, ShardCounter
+from shardprep.formats.runtime.jobs import Job, JobRunner, counted
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, checked_int, shown
@@ -311,16 +311,14 @@ class _Job(Job[FileEntry]):
 
     def _records(self) -> Iterator[ExportRecord]:
         dataset, boxes = _opened(self.dataset, self.format.source.root)
-        with closing(ShardCounter(self.places.run, self.shard.number)) as counter:
-            for done, name in enumerate(self.names):
-                counter.set(done)
+        with closing(counted(self.places.run, self.shard.number, len(self.names))) as places:
+            for done in places:
                 number = self.shard.first + done
                 record = dataset[number]
                 own = None
                 if boxes is not None:
                     own = boxes[slice(*np.searchsorted(boxes["record"], [number, number + 1]))]
-                yield ExportRecord(name, *record, dataset.index[number], own, record.columns)
-            counter.set(len(self.names))
+                yield ExportRecord(self.names[done], *record, dataset.index[number], own, record.columns)
 
     def key_at(self, place: int) -> str:
         """Return the key of the record at an offset in the unit, or of the last one."""

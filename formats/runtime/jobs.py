@@ -111,24 +111,20 @@ class ProgressCounters(Owned):
         return np.fromfile(self._path, dtype="<i8")  # reopened each time: NFS then shows other hosts' writes
 
 
-class ShardCounter(Owned):
-    """A worker's counter in the folder of a run, which the parent on the same host reads at once.
+def counted(run: Path, number: int, count: int) -> Generator[int]:
+    """Yield 0 to ``count`` - 1, and note how many are done in a unit's counter in the folder of a run.
 
-    A worker on another host may share the file over NFS, which shows the counts when the file is closed. The
-    descriptor is write-only, because NFS may write back a whole page that was read.
+    The parent on the same host reads it at once. A worker on another host may share the file over NFS, which
+    shows the counts when the file is closed. The descriptor is write-only, because NFS may write back a whole
+    page that was read.
     """
-
-    def __init__(self, run: Path, number: int) -> None:
-        self._path = run / COUNTERS_NAME
-        self._file = Descriptor(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-        self._at = 8 * number
-
-    def set(self, count: int) -> None:
-        with naming(self._path):
-            os.pwrite(self._file.fileno(), count.to_bytes(8, "little"), self._at)
-
-    def close(self) -> None:
-        self._file.close()
+    path = run / COUNTERS_NAME
+    with closing(Descriptor(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))) as file:
+        for done in range(count + 1):
+            with naming(path):
+                os.pwrite(file.fileno(), done.to_bytes(8, "little"), 8 * number)
+            if done < count:
+                yield done
 
 
 def completed(

@@ -258,8 +258,8 @@ class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
 
     @contextmanager
     def opening(self) -> Iterator[tuple[ByteReader, ...]]:
-        with ExitStack() as stack:  # copies of this reader share its parts, so open copies
-            yield tuple(stack.enter_context(replace(one)) for one in self.folders)
+        with ExitStack() as stack:
+            yield tuple(stack.enter_context(one.open()) for one in self.folders)
 
     def read(self, entry: np.void) -> bytes:
         return self.opened[0].read(entry)

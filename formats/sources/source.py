@@ -174,12 +174,12 @@ class WholeArchive(NamedTuple):
     size: int
 
 
-class ByteReader(AbstractContextManager["ByteReader"]):
-    """Reader of the bytes of entries. Entering opens it for this process.
+class ByteReader(ABC):
+    """Reader of the bytes of entries. Picklable; only its open copies read, each in one thread."""
 
-    It can be copied and pickled while closed. Not thread-safe. Leaving raises SourceDamaged if the source
-    changed since it was opened.
-    """
+    @abstractmethod
+    def open(self) -> AbstractContextManager[ByteReader]:
+        """Return the context of an open copy. Leaving it raises SourceDamaged if the source has changed."""
 
     def expect(self, entries: Entries) -> None:
         """Announce the next entries in order, so that slow sources read ahead; some may be skipped."""
@@ -214,7 +214,7 @@ Opened = TypeVar("Opened")
 
 
 class OpeningReader(ByteReader, Generic[Opened]):
-    """Reader with a resource, ``opened``, that is open in this process while the reader is."""
+    """Reader whose open copies have a resource, ``opened``."""
 
     opened: Opened
 
@@ -222,16 +222,11 @@ class OpeningReader(ByteReader, Generic[Opened]):
     def opening(self) -> AbstractContextManager[Opened]:
         """Return the context of the resource."""
 
-    def __enter__(self) -> Self:
-        context = self.opening()
-        self.opened = context.__enter__()
-        self._context = context
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        context = self._context
-        del self._context, self.opened
-        context.__exit__(*error)
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        reader = copy(self)
+        with self.opening() as reader.opened:
+            yield reader
 
 
 @dataclass(frozen=True)

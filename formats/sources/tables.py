@@ -38,8 +38,7 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
 
     @contextmanager
     def opening(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
-        images = replace(self.images)  # copies of this reader share the images' reader, so open a copy
-        with ArchiveFile(self.path, self.identity) as file, images:
+        with ArchiveFile(self.path, self.identity) as file, self.images.open() as images:
             yield images, file
 
     def read(self, entry: np.void) -> bytes:

@@ -95,11 +95,11 @@ def test_a_source_is_recognised_and_read_in_any_order_any_number_of_times(
         path = MEMBERS[name].write(Path(folder) / "source", content)
         listing = recognise(path, split="train").listing("train")
         numbers = random.Random(seed).choices(range(len(listing.entries)), k=12)
-        with listing.reader as reader:
+        with listing.reader.open() as reader:
             first = {
                 n: (reader.read(listing.entries[n]), reader.values(listing.entries[n])) for n in set(numbers)
             }
-        with pickle.loads(pickle.dumps(listing.reader)) as copy:  # noqa: S301
+        with pickle.loads(pickle.dumps(listing.reader)).open() as copy:  # noqa: S301
             for n in numbers:
                 assert (copy.read(listing.entries[n]), copy.values(listing.entries[n])) == first[n]
         assert {image for image, _ in first.values()} <= {sample.image for sample in content}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ class ListReader(ByteReader):
     def where(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
 
-    def __exit__(self, *exc: object) -> None:
-        pass
+    def open(self) -> AbstractContextManager[ListReader]:
+        return nullcontext(self)
 
 
 def every_kind(number: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def change_file(
 
 def read_source(path: Path, split: str = "train") -> None:
     listing = recognise(path, split=split).listing(split)
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         for entry in listing.entries:
             reader.read(entry)
             reader.values(entry)

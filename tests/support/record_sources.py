@@ -26,7 +26,7 @@ def write_shard(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> Path:
 def records(listing: Listing) -> dict[str, dict[str, Any]]:
     """The label, the image and the decoded columns by key."""
     found = {}
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         for entry in listing.entries:
             columns = decoded(listing, reader.values(entry))
             image = {"image": reader.read(entry)} if listing.has_images else {}

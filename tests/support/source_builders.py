@@ -157,5 +157,5 @@ def headers_in(tar: bytes) -> list[int]:
 
 def contents(listing: Listing) -> dict[str, tuple[int, bytes]]:
     """The label and the bytes by key."""
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         return {e["key"].decode(): (int(e["label"]), reader.read(e)) for e in listing.entries}

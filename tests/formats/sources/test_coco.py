@@ -282,7 +282,7 @@ def test_a_partner_that_is_no_image_or_has_changed_since_it_was_listed_is_named(
     listing = recognise(paired, options=MASKS).listing("train")
     write(paired / "masks/3.png", b"no image")
 
-    with listing.reader as reader, pytest.raises(DataError, match=r"masks/3\.png: changed"):
+    with listing.reader.open() as reader, pytest.raises(DataError, match=r"masks/3\.png: changed"):
         [reader.values(entry) for entry in listing.entries]
     with pytest.raises(DataError, match=r"masks/3\.png: ") as found:
         with_masks(paired)

@@ -132,10 +132,9 @@ def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
         "crowd": [[True], [True, None]],
         "box": ([[0.5], None], pa.list_(pa.float32())),
     }.items():
-        listing = recognise(write(tmp_path / "a.parquet", {"image": images(0, 1), name: odd})).listing(
-            "train"
-        )
-        with listing.reader as reader, pytest.raises(BadValue, match=rf"row 1: 1\.jpg: the column {name}"):
+        path = write(tmp_path / "a.parquet", {"image": images(0, 1), name: odd})
+        listing, message = recognise(path).listing("train"), rf"row 1: 1\.jpg: the column {name}"
+        with listing.reader.open() as reader, pytest.raises(BadValue, match=message):
             reader.values(listing.entries[1])
     assert listing.entries["length"].tolist() >= [len(IMAGES[0]), len(IMAGES[1])]
 

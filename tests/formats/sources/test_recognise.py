@@ -246,7 +246,7 @@ def test_what_does_not_belong_in_the_tree_is_an_error(
 def test_a_file_that_changed_since_it_was_listed_is_an_error(change: str, tree: Path) -> None:
     listing = recognise(tree).listing("train")
     entry = listing.entries[listing.entries["key"] == b"n01440764/n01440764_7"][0]
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         CHANGES[change](tree / IMAGE)
         with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
             reader.read(entry)

@@ -254,21 +254,22 @@ def test_an_archive_that_changes_while_it_is_read_or_since_it_was_listed_is_an_e
     change: str, mini_tars: Path
 ) -> None:
     listing = recognise(mini_tars).listing("train")
-    with pytest.raises(SourceDamaged, match="changed while it was read"), listing.reader:
+    with pytest.raises(SourceDamaged, match="changed while it was read"), listing.reader.open():
         CHANGES[change](mini_tars / TRAIN)
-    with pytest.raises((SourceDamaged, FileNotFoundError)), listing.reader:
+    with pytest.raises((SourceDamaged, FileNotFoundError)), listing.reader.open():
         pass
 
 
 def test_an_archive_that_lost_its_end_is_an_error_at_the_image(mini_tars: Path) -> None:
     listing = recognise(mini_tars).listing("val")
     last = listing.entries[listing.entries["offset"].argmax()]
-    reader = listing.reader.__enter__()
+    opened = listing.reader.open()
+    reader = opened.__enter__()
     os.truncate(mini_tars / VAL, int(last["offset"]) + 1)
     with pytest.raises(SourceDamaged, match="ends before the image does"):
         reader.read(last)
     with pytest.raises(SourceDamaged, match="changed while it was read"):
-        reader.__exit__(None, None, None)
+        opened.__exit__(None, None, None)
 
 
 def test_a_disk_error_stays_an_os_error_that_names_the_file(
@@ -278,7 +279,7 @@ def test_a_disk_error_stays_an_os_error_that_names_the_file(
         raise OSError(5, "Input/output error")
 
     listing = recognise(mini_tars).listing("val")
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         monkeypatch.setattr(os, "pread", broken)
         with pytest.raises(OSError, match=VAL) as caught:
             reader.read(listing.entries[0])
@@ -367,7 +368,7 @@ def test_impossible_numbers_are_refused_before_anything_is_written(
     tmp_path: Path, wrong: dict[str, int]
 ) -> None:
     name = next(iter(wrong)).replace("_", "-")
-    with pytest.raises(UsageError, match=f"^{name} is "):
+    with pytest.raises(UsageError, match=f"^{name} (is|must be) "):
         make_sample(tmp_path / "new", **wrong)
     assert list(tmp_path.iterdir()) == []
 

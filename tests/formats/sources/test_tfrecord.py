@@ -102,7 +102,7 @@ def test_each_checksum_is_checked_and_a_file_that_is_cut_off_is_named(tmp_path: 
     second = len(frame(example(tfds(0))))
     data = example(tfds(1))
     listing = recognise(path).listing("train")
-    with listing.reader as reader:
+    with listing.reader.open() as reader:
         assert reader.read(listing.entries[1]) == IMAGES[1]
 
     for at, message_ in (
@@ -166,7 +166,7 @@ def test_a_list_of_more_numbers_than_a_value_may_have_is_refused_by_their_count(
 
     with (
         memory_below(200 << 20),  # a gigabyte as numbers
-        listing.reader as reader,
+        listing.reader.open() as reader,
         pytest.raises(SourceDamaged, match="20,000,000 numbers; a value has at most"),
     ):
         reader.values(listing.entries[0])
