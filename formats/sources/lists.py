@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.record import UNLABELLED, LabelSpace
+from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
 from shardprep.formats.runtime.progress import count_of
@@ -104,17 +104,19 @@ class SplitImages:
 
 @dataclass(frozen=True)
 class ListedSource(Source):
-    """Images below ``root``, listed in tables; those of a list may be missing or skipped."""
+    """Images below ``root``, listed in tables; those of a list may be missing or skipped.
+
+    ``places`` has the folder of each split, relative to ``root``, and ``tables`` the table: its own or one
+    for all. All tables have the same columns.
+    """
 
     TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
     is_list: ClassVar[bool] = False
 
     root: Path
     source_options: SourceOptions
-
-    @abstractmethod
-    def read(self, found: ListedImages) -> None:
-        """Read and check all tables."""
+    places: Mapping[str, str]
+    tables: Mapping[str, Path]
 
     @abstractmethod
     def table_in(self, file: ArchiveFile) -> ListedTable:
@@ -126,13 +128,13 @@ class ListedSource(Source):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.found.images)
+        # without split folders, there may be a column of splits
+        whole = self.found.images if "" in self.places.values() else self.places
+        return tuple(split for split in SPLITS if split in whole)
 
     @cached_property
     def found(self) -> ListedImages:
-        found = ListedImages(self)
-        self.read(found)
-        return found
+        return ListedImages(self)
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         found, follow = self.found, self.source_options.follow_symlinks
@@ -171,30 +173,44 @@ class ListedImages:
     """The listed images of each split, and the problems of rows and images.
 
     ``kinds`` are the columns' kinds by header, the same in all tables. Entries have the line of their row,
-    and its place if there are any.
+    and its place if there are any. Raises SourceDamaged where no further row of a table can be read, and
+    UsageError for missing columns.
     """
 
     def __init__(self, source: ListedSource) -> None:
         self._source, self.problems = source, Problems()
         self.images: dict[str, SplitImages] = {}
         self.kinds: dict[str, CellKind] = {}
-        self.fields: dict[str, Field] = {}
-        self.space = LabelSpace.of(())
         self.classes = Classes()
-        follow = source.source_options.follow_symlinks
-        self._walk = FolderWalk(source.root, follow, self.problems)
+        self._walk = FolderWalk(source.root, source.source_options.follow_symlinks, self.problems)
+        tables = {path: self._read(path) for path in dict.fromkeys(source.tables.values())}
+        for split, path in source.tables.items():
+            if not tables[path].splits or not self.images:
+                self._images_of(split, tables[path])
+        self.fields = {header: kind.field for header, kind in self.kinds.items()}
+        self.space, numbers = self.classes.numbered()
+        for one in self.images.values():
+            one.entries = one.rows.finish()
+            one.entries["label"] = numbers[one.entries["label"]]
+        if not source.is_list and not self.problems.has("row", "path", "label"):  # all rows are known
+            self._refuse_unlisted(source.places)
 
-    def split_images(self, split: str, table: ListedTable) -> SplitImages:
+    def _refuse_unlisted(self, places: Mapping[str, str]) -> None:
+        for place in dict.fromkeys(places.values()):
+            images = [one for split, one in self.images.items() if places.get(split, "") == place]
+            listed = np.concatenate([one.entries["path"] for one in images])
+            walk = replace(self._walk, ignored=Counter())
+            advice = "has no row in the table; add one, or remove it"
+            images[0].ignored = add_unlisted(walk, place, listed, advice)
+
+    def _images_of(self, split: str, table: ListedTable) -> SplitImages:
         if split not in self.images:
             more = [(name, "<i8") for name in ("line", "image_length", "row_length")]
             self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, more))
         return self.images[split]
 
-    def read_table(self, path: Path) -> ListedTable:
-        """Read all rows of a table, and collect the problems with them.
-
-        Raises SourceDamaged where no further row can be read, and UsageError for missing columns.
-        """
+    def _read(self, path: Path) -> ListedTable:
+        """Read all rows of a table, and collect the problems with them."""
         with ArchiveFile(path) as file:
             with self._at(path, lambda: 1):
                 table = self._source.table_in(file)
@@ -247,7 +263,7 @@ class ListedImages:
                     kind.add(row.cells[header])
         if label is None:
             return
-        one = self.split_images(split, table)
+        one = self._images_of(split, table)
         if file is None:
             one.missing += 1
             one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
@@ -264,14 +280,6 @@ class ListedImages:
             file=file,
             more=(row.line, file.size, length),
         )
-
-    def finish(self) -> None:
-        """Set the fields, the label space and the labelled entries."""
-        self.fields = {header: kind.field for header, kind in self.kinds.items()}
-        self.space, numbers = self.classes.numbered()
-        for one in self.images.values():
-            one.entries = one.rows.finish()
-            one.entries["label"] = numbers[one.entries["label"]]
 
 
 @dataclass
@@ -305,12 +313,13 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
     root = (path.parent if options.root is None else user_path(options.root)).resolve()
     if not root.is_dir():
         raise UsageError("is not a folder", path=root)
-    return LabelledList(root, options, path, split or split_in(path.name) or "train")
+    split = split or split_in(path.name) or "train"
+    return LabelledList(root, options, {split: ""}, {split: path})
 
 
 @dataclass(frozen=True)
 class LabelledList(ListedSource):
-    """A list of files below ``root`` with their labels; all are of ``split`` unless a column tells.
+    """A list of files below ``root`` with their labels; all are of its split unless a column tells.
 
     Labels that are numbers stay the same, and name their classes, such as ``00042``. Class names are numbered
     alphabetically.
@@ -320,18 +329,9 @@ class LabelledList(ListedSource):
     TAKES = ("root", *ListedSource.TAKES)
     is_list = True
 
-    path: Path
-    split: str
-
     @property
     def description(self) -> str:
         return f"{super().description}, with files below {self.root}"
-
-    def read(self, found: ListedImages) -> None:
-        table = found.read_table(self.path)
-        if not found.images:
-            found.split_images(self.split, table)
-        found.finish()
 
     def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
@@ -364,7 +364,7 @@ class LabelledList(ListedSource):
         return ListedTable(file, form, path, label, split, kinds, dict.fromkeys(names))
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        path, split = row.cells[table.paths], self.split
+        path, (split,) = row.cells[table.paths], self.tables
         if not isinstance(path, str):
             raise ValueError(f"has no text under {table.paths!r}")
         if table.splits is not None:
@@ -443,21 +443,9 @@ def _table_in(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class MetadataFolder(ListedSource):
-    """Images in folders with a row each in a table.
-
-    ``places`` has the folder of each split, relative to ``root``, and ``tables`` the table: its own or one
-    for all. All tables have the same columns.
-    """
+    """Images in folders with a row each in a table."""
 
     LAYOUT = "metadata"
-
-    places: Mapping[str, str]
-    tables: Mapping[str, Path]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        # without split folders, there may be a column of splits
-        return super().splits if "" in self.places.values() else tuple(self.places)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -467,20 +455,6 @@ class MetadataFolder(ListedSource):
     def description(self) -> str:
         names = ", ".join(dict.fromkeys(str(table.relative_to(self.root)) for table in self.tables.values()))
         return f"{super().description}, with columns of {names}"
-
-    def read(self, found: ListedImages) -> None:
-        tables = {path: found.read_table(path) for path in dict.fromkeys(self.tables.values())}
-        for split, path in self.tables.items():
-            if not tables[path].splits or not found.images:
-                found.split_images(split, tables[path])
-        found.finish()
-        is_whole = not found.problems.has("row", "path", "label")  # else the images of some rows are unknown
-        for place in dict.fromkeys(self.places.values()) if is_whole else ():
-            images = [one for split, one in found.images.items() if self.places.get(split, "") == place]
-            walk = FolderWalk(self.root, self.source_options.follow_symlinks, found.problems)
-            listed = np.concatenate([one.entries["path"] for one in images])
-            advice = "has no row in the table; add one, or remove it"
-            images[0].ignored = add_unlisted(walk, place, listed, advice)
 
     def table_in(self, file: ArchiveFile) -> ListedTable:
         form, options = TableForm.of(file), self.source_options
