@@ -82,16 +82,13 @@ class PlanOptions:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if self.container == IN_PLACE and self.transcodes:
             raise UsageError("images that stay in their archive cannot be re-encoded")
-        if not 1 <= self.quality <= 100:
-            raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
+        checked_int(self.quality, "the quality", least=1, most=100)
         if self.shorter_side is None and self.quality != DEFAULT_QUALITY:
             raise UsageError(
                 "the quality is that of --shorter-side; nothing else re-encodes images with loss"
             )
-        if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
-            raise UsageError(
-                f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"
-            )
+        if self.shorter_side is not None:
+            checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
         seed_of(self.seed)
 
     @property

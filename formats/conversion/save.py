@@ -336,12 +336,12 @@ class ItemCoder:
         """Encode the item with this number. Raises BadItem, which names the number and the column."""
         try:
             parts = self.form.parts(item)
-            own = {name: self._part(name, parts[name], to) for name, to in self._own.items()}
-            values = tuple([self._part(name, parts[name], encode) for name, encode in self._columns])
+            values = {name: self._part(name, parts[name], to) for name, to in self._encoders.items()}
         except BadValue as error:
             raise bad_item(number, error.message) from error
-        key = own.get("key") or b"%0*d" % (KEY_DIGITS, number)
-        return EncodedItem(key, own.get("label", UNLABELLED), own.get("image", b""), values)
+        key = values.pop("key", None) or b"%0*d" % (KEY_DIGITS, number)
+        label, image = values.pop("label", UNLABELLED), values.pop("image", b"")
+        return EncodedItem(key, label, image, tuple(values.values()))
 
     def _part(self, name: str, value: Any, encode: Callable[[Any], Any]) -> Any:
         try:
@@ -352,14 +352,12 @@ class ItemCoder:
             raise BadValue(f"{name}: {error.message}{advice}") from error
 
     @cached_property
-    def _columns(self) -> tuple[tuple[str, Callable[[Any], bytes]], ...]:
-        fields, is_found = self.schema, self.is_found
-        return tuple((f.name, partial(exact_bytes, f) if is_found else f.codec.encode) for f in fields)
-
-    @cached_property
-    def _own(self) -> dict[str, Callable[[Any], Any]]:
-        every = {"key": key_of, "label": self._label, "image": image_of}
-        return {name: encode for name, encode in every.items() if name in self.form.own}
+    def _encoders(self) -> dict[str, Callable[[Any], Any]]:
+        own: dict[str, Callable[[Any], Any]] = {"key": key_of, "label": self._label, "image": image_of}
+        encoders = {name: own[name] for name in own if name in self.form.own}
+        for field in self.schema:
+            encoders[field.name] = partial(exact_bytes, field) if self.is_found else field.codec.encode
+        return encoders
 
     def _label(self, value: Any) -> int:
         """Return the stored label, which is the position of its name among the sorted names."""

@@ -52,11 +52,13 @@ def byte_count(text: object, *, of: str) -> int:
     raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
 
 
-def checked_int(value: object, name: str, *, least: int) -> int:
+def checked_int(value: object, name: str, *, least: int, most: int | None = None) -> int:
     """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
-        raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
-    return operator.index(value)
+    number = operator.index(value) if isinstance(value, SupportsIndex) else least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{name} must be a whole number, {limits}, not {value!r}")
+    return number
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -119,10 +119,9 @@ def test_an_empty_listing_is_a_usage_error() -> None:
         {"on_bad_image": "warn"},
         {"shard_size": 0},
         {"shard_size": (4 << 30) + 1},
-        {"seed": -1},
-        {"seed": 1 << 64},
+        *({"seed": seed} for seed in (-1, 1 << 64)),
         *({"quality": quality} for quality in (0, 101, 50)),  # 50 of no shorter side
-        {"shorter_side": 0},
+        *({"shorter_side": side} for side in (0, 224.5)),
         {"container": "tar"},
         {"order": "archive"},
         {"container": "tar", "order": "archive", "crop_ready": True},
