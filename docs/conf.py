@@ -2,6 +2,8 @@
 
 from importlib.metadata import version as version_of
 
+from shardprep.formats.runtime.files import Owned
+
 project = "shardprep"
 author = "the shardprep authors"
 release = version_of("shardprep")
@@ -33,3 +35,5 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 autosummary_generate = False  # nothing is written into the sources
+
+del Owned.__new__  # autodoc would show its (*args, **kwargs) in place of the arguments of Loader and others
