@@ -411,7 +411,7 @@ class Engine(Owned, Closable):
         if result is None and dispatcher.ended:
             raise OperationError(f"the {self._owner} was closed while it ran")
         if result is None:
-            raise UsageError(f"another iteration of this {self._owner} has begun; end one first, or make two")
+            raise UsageError(f"another iteration of this {self._owner} has begun; end the first, or make two")
         leased, memory = result
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:

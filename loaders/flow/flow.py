@@ -735,7 +735,7 @@ class Flow(Closable):
 
 
 class FakeData(Flow):
-    """A flow of made-up batches of images and labels in the place of a :class:`Loader`, without any file.
+    """A flow of made-up batches of images and labels, to stand in for a :class:`Loader` without any files.
 
     Images are uint8 [B, H, W, 3] of noise, aligned to 64 bytes, and labels int64 [B], 0 to ``classes`` - 1.
     All are read-only. The batches are views of a few records made in advance from ``seed``, two batches of

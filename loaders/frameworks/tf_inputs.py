@@ -56,9 +56,8 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
     """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
 
     Each iteration of the dataset is a new epoch of the source, and ends the epoch before. The cardinality is
-    set and asserted if every epoch has the same known length. Batches are not copied where that is safe (see
-    :mod:`.tensors`). Steps that keep batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's
-    slots; the Loader then begins to copy.
+    set and asserted if every epoch has the same known length. A Loader's batches are not copied. Steps that
+    keep batches (``cache``, ``shuffle``, ``list(dataset)``) keep its slots; the Loader then begins to copy.
 
     A source's error is raised as TensorFlow's, with its text; ``with original_errors():`` raises the
     original. ``tf.distribute`` does not shard the dataset: each worker's loader has its own rank.
@@ -533,7 +532,7 @@ def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
     if stage.is_within:
         reset = getattr(wrapped, "reset", None)
         if not callable(reset):
-            raise UsageError(f"in a graph a {type(wrapped).__name__} has no epochs that can be left")
+            raise UsageError(f"a {type(wrapped).__name__} cannot leave an epoch early in a graph")
         reset()
     return repeat(None)
 

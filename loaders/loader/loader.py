@@ -375,7 +375,7 @@ class Loader(Owned, Closable):
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
-            raise UsageError("another iteration of this Loader has begun; end one first, or make two")
+            raise UsageError("another iteration of this Loader has begun; end the first, or make two")
         columns, delivered, skipped = self._without_bad(batch)
         epoch.delivered(delivered, skipped.tolist())
         self._place = epoch

@@ -164,7 +164,7 @@ class RunCard(JsonRecord):
         split: Its split.
         records: The chosen records, None for all.
         labels: The Loader's argument.
-        columns: The named columns, None without.
+        columns: The named columns, None for all.
         weights: Weights of a collection's parts, None without.
         shuffle: The Loader's argument; its window counts records.
         seed: The Loader's argument.

@@ -376,7 +376,7 @@ def prove(
     Raises:
         DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
             not signed by that key.
-        UsageError: The run's subset or omitted records are not listed and not given, or are not those given;
+        UsageError: The run's subset or omitted records are neither listed nor given, or others are given;
             or a key is unusable.
         MissingExtra: A log is signed or to be signed, and ``cryptography`` is not installed.
         ShardprepError, OSError: The dataset cannot be opened, or the log cannot be saved.
@@ -384,7 +384,7 @@ def prove(
     from shardprep.loaders.loader.loader import Loader
 
     if key is not None and save is None:
-        raise UsageError("key signs the saved log; give save, the file for it, too")
+        raise UsageError("key= signs the saved log; give save=FILE, too")
     places = user_paths(logs, "logs")
     read = [RunLog.load(place) for place in places]
     if not read:
@@ -504,7 +504,7 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
     counts = {"left_out": left_out.count, "omitted": omitted.count, "skipped": len(merged.skipped)}
     merged.check(sum(plan.shard_counts), **counts)
     if (merged.left_out, merged.omitted) != (left_out, omitted):
-        raise DataError(f"epoch {number}: the receipts left out other records than the run's options say")
+        raise DataError(f"epoch {number}: the receipts left out different records than the run's options")
     numbers = loader._subset.numbers_at(np.array(merged.skipped, np.int64), number)
     bad = tuple(loader.key(each) for each in numbers.tolist())
     return EpochProof(number, merged.count, left_out.count, omitted.count, bad, passed)

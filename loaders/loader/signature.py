@@ -84,7 +84,7 @@ class Signature:
             file, load, Ed25519PrivateKey, "secret", f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}"
         )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
+            raise UsageError(f"other users can read it, so it is not secret; chmod 600 {file}", path=file)
         return cls(secret.public_key().public_bytes_raw(), secret.sign(data))
 
     @classmethod

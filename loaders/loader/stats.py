@@ -360,7 +360,7 @@ class ShownStats(Counts, ABC):
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats(EngineStats, ShownStats):
-    """Stats of a loader: its engine's, and the conditions.
+    """Stats of a loader: the counts and times of its engine, and the conditions.
 
     Attributes:
         workers: Number of worker processes.

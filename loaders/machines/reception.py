@@ -67,7 +67,7 @@ class ExclusiveUse(Owned):
         self.check_open()
         if not self._lock.acquire(blocking=False):
             self.check_open()
-            raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
+            raise UsageError(f"another thread iterates this {self._name}; use one {self._name} per thread")
         self._user = threading.get_ident()
         try:
             yield

@@ -173,6 +173,7 @@ class Receipt:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types, which :meth:`from_json` reads."""
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         if not self.omitted.count:  # releases before 0.4 do not know it
             del values["omitted"]

@@ -74,6 +74,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of one array."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 

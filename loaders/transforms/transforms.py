@@ -183,10 +183,9 @@ class TrainTransform(ImageTransform):
     With ``interpolation="auto"``, crops of at least four times the result's pixels are averaged by area, and
     others resized bilinearly, as is a side that grows while the other is averaged. If both sides are large
     enough, an averaged crop begins and ends at multiples of 2, 4 or 8 pixels, and JPEGs are first decoded at
-    that fraction of their size. Compared with antialiased bilinear resizing of photographs, bilinear reaches
-    58 dB (median) enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging 53
-    and 46 in 376 to 606 µs; beyond 2, in 4 % of the crops, it is 42 against 33 dB, and 41 to 44 dB if decoded
-    at half size.
+    that fraction of their size. On photographs, bilinear resizing matches antialiased resizing to 58 dB
+    (median) when enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging to 53
+    and 46, in 376 to 606 µs. Beyond 2 (4 % of crops) it is 42, or 41 to 44 decoded at half size; bilinear 33.
 
     Args:
         size: Pixels per side of the result, 1 to 4096, or (height, width).
@@ -291,10 +290,10 @@ class EvalTransform(ImageTransform):
     that do not decode. If one side of an image is more than 16 times the other (EXTREME_ASPECT), only the
     part that the centre needs is resized: its pixels may differ from the whole image's by rounding.
 
-    With ``interpolation="auto"``, images are enlarged bilinearly and shrunk by area averaging, or, by 1.2 to
-    3, bilinearly after a smoothing filter. Compared with antialiased bilinear resizing, photographs of 500
-    pixels then reach 49 dB (median), in 0.7 of the time of ``"area"``, which reaches 47; ``"linear"``
-    reaches 41. JPEGs of twice the size or more are first decoded at a fraction of it.
+    With ``interpolation="auto"``, enlarging is bilinear, shrinking by 1.2 to 3 is bilinear after a smoothing
+    filter, and other shrinking averages areas. Photographs of 500 pixels then match antialiased bilinear
+    resizing to 49 dB (median), in 0.7 of the time of ``"area"``, which reaches 47; ``"linear"`` reaches 41.
+    JPEGs of twice the size or more are first decoded at a fraction of it.
 
     Args:
         size: Pixels per side of the result, or (height, width).
