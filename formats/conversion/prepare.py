@@ -299,6 +299,7 @@ class Conversion:
             check_md5=self.options.check_md5,
             options=self.source_options,
             seed=self.plan_options.seed,
+            progress=progress,
         )
         progress.note(f"source: {found.description}; listing it")
         return found

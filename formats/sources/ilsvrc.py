@@ -119,7 +119,9 @@ class Ilsvrc(Source):
             archives.append(devkit)
         return replace(
             found,
-            archives=tuple(archive_of(path, check_md5=self.check_md5) for path in archives),
+            archives=tuple(
+                archive_of(path, check_md5=self.check_md5, progress=self.progress) for path in archives
+            ),
             expected=expected,
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
         )
@@ -271,7 +273,10 @@ class PackedImages:
 
     def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
         problems = Problems()
-        with opened_archive(self.path) as archive:
+        with (
+            opened_archive(self.path) as archive,
+            source.progress.task(f"list {split}", records=0, size=archive.end),
+        ):
             entries = self._entries(archive, source, problems) if known is None else known
         return Listing(
             split,
@@ -295,11 +300,13 @@ class PackedImages:
                 for image in images:
                     key = record_key(wnid, f"{wnid}/{image.name}")
                     table.append(key, label_of[wnid], length=image.size, offset=image.offset)
+                source.progress.at(0, images[-1].offset if images else 0)
         else:
             truth = source.truth_of_flat() if self.split == "val" else None
             for key, image in _members(archive, self.split):
                 label = truth.label_of(key) if truth else UNLABELLED
                 table.append(key, label, length=image.size, offset=image.offset)
+                source.progress.at(0, image.offset)
         return table.finish()
 
 

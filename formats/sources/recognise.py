@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.files import naming
+from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.shards.dataset import Dataset, is_collection, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
@@ -228,6 +229,7 @@ def recognise(
     check_md5: bool = False,
     options: SourceOptions | None = None,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Source:
     """Return the source at a path, which may be a link; of a split that exists twice, the tar is used.
 
@@ -246,6 +248,7 @@ def recognise(
     else:
         raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
     _refuse_others(options, source)
+    object.__setattr__(source, "progress", progress or NoProgress())  # sources are frozen
     return source if options.val_fraction is None else HeldOutVal(source, options.val_fraction, seed)
 
 

@@ -22,7 +22,7 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, UNLABELLED
 from shardprep.formats.records.schema import RESERVED, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
-from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.progress import Progress, count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
@@ -365,7 +365,10 @@ class RecordSource(Source):
     def scanned(self) -> dict[str, RecordContents]:
         classes, found = Classes(), {}
         for split, names in self.files.of_split.items():
-            found[split] = self.contents(split, classes).scan(names)
+            paths = [self.files.top / name for name in names]
+            size = sum(path.stat().st_size for path in paths if path.is_file())
+            with self.progress.task(f"list {split}", records=0, size=size):
+                found[split] = self.contents(split, classes).scan(names, self.progress)
         for each in found.values():
             each.entries["label"] = classes.numbered()[1][each.entries["label"]]
         return found
@@ -407,13 +410,16 @@ class RecordContents(ABC):
     def reader(self) -> ByteReader:
         return self.READER(self.top, self.schema, self.layout)
 
-    def scan(self, names: Iterable[str]) -> Self:
+    def scan(self, names: Iterable[str], progress: Progress) -> Self:
         """Read all files; unreadable ones are problems."""
+        done = 0
         for name in names:
             with self.problems.collected(), ArchiveFile(self.top / name) as file:
                 self._place = name.encode(), wrapped(file.identity.mtime_ns)
                 file.expect_random_reads()
                 self.read(file)
+                done += file.end
+                progress.at(0, done)
         with naming_source(self.top):
             self.schema, self.has_images = self.columns()
         self.entries = self._entries()

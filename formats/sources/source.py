@@ -19,6 +19,7 @@ from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.json_record import built
+from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
 
@@ -304,12 +305,13 @@ def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -
 class Source(ABC):
     """A dataset to convert; ``TAKES`` names the options it accepts that not every source does.
 
-    ``of_split`` has what each split consists of.
+    ``of_split`` has what each split consists of; ``progress`` receives the progress of a survey.
     """
 
     LAYOUT: ClassVar[str] = ""
     TAKES: ClassVar[tuple[str, ...]] = ()
     of_split: Mapping[str, Any]
+    progress: Progress = NoProgress()
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ import numpy as np
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import ArchiveFile, Identity, Owned, ReadAt, foreign_file
 from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
 from shardprep.formats.storage.archive import HEADERS_AT_ONCE, PIECE_BYTES, RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile
@@ -232,7 +233,9 @@ OFFICIAL_FILES = {  # MD5s of the download page of 2012, and of 2019 for the pat
 }
 
 
-def archive_of(path: Path | RemoteFile, *, check_md5: bool = False) -> Archive:
+def archive_of(
+    path: Path | RemoteFile, *, check_md5: bool = False, progress: Progress | None = None
+) -> Archive:
     """Return a file's entry for a listing, with the MD5 of all its bytes if that is known and to be checked.
 
     Raises SourceDamaged for an official name with another MD5, OSError, RemoteFailed.
@@ -244,22 +247,23 @@ def archive_of(path: Path | RemoteFile, *, check_md5: bool = False) -> Archive:
         entry = Archive(path.name, status.st_size, status.st_mtime_ns)
     if not check_md5 or entry.name not in OFFICIAL_FILES:
         return entry
-    md5, official = _md5_of(path), OFFICIAL_FILES[entry.name]
+    md5, official = _md5_of(path, progress or NoProgress()), OFFICIAL_FILES[entry.name]
     if md5 != official:
         place = path.url if isinstance(path, RemoteFile) else path
         raise SourceDamaged(f"has MD5 {md5}, not {official}; download it again", path=place)
     return replace(entry, md5=md5)
 
 
-def _md5_of(path: Path | RemoteFile) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with opened_archive(path) as archive:
+def _md5_of(path: Path | RemoteFile, progress: Progress) -> str:
+    digest, title = hashlib.md5(usedforsecurity=False), f"check the MD5 of {path.name}"
+    with opened_archive(path) as archive, progress.task(title, records=0, size=archive.end):
         starts = range(0, archive.end, PIECE_BYTES)
         reads = [(min(PIECE_BYTES, archive.end - at), at) for at in starts]
         if isinstance(archive, RemoteArchive):
             archive.expect(reads)
         for length, at in reads:
             digest.update(archive.read_at(length, at))
+            progress.at(0, at + length)
     return digest.hexdigest()
 
 

@@ -167,7 +167,7 @@ def _rebuild(
     """Rebuild the damaged files from the source. Raises PlanMismatch before publishing a different table."""
     split, offsets = manifest.split, manifest.offsets
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
-    recognised = recognise(source, split=split, options=options, seed=seed)
+    recognised = recognise(source, split=split, options=options, seed=seed, progress=runner.progress)
     listing = recognised.listing(split)
     planned = _planned_again(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)

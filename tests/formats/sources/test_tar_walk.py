@@ -7,6 +7,7 @@ import stat
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats import ConvertOptions, convert, convert_part, fetch, join, publish, repair
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import make_sample
@@ -299,7 +301,8 @@ def test_an_archive_with_an_official_name_is_checked_by_md5_on_request(
 ) -> None:
     officials = made_official(mini_tars, monkeypatch)
     plain = recognise(officials).listing("train").archives
-    checked = recognise(officials, check_md5=True).listing("val").archives
+    progress = Mock(wraps=NoProgress())
+    checked = recognise(officials, check_md5=True, progress=progress).listing("val").archives
     flip(officials / TRAIN, 1200)
     with pytest.raises(SourceDamaged, match=f"has MD5 .*, not {OFFICIAL_FILES[TRAIN]}"):
         recognise(officials, check_md5=True).listing("train")
@@ -308,6 +311,9 @@ def test_an_archive_with_an_official_name_is_checked_by_md5_on_request(
     assert [(a.name, a.md5) for a in plain] == [(TRAIN, None), (DEVKIT, None)]
     assert [(a.name, a.md5) for a in checked] == [(name, OFFICIAL_FILES[name]) for name in (VAL, DEVKIT)]
     assert renamed.md5 is None
+    titles = ["list val", *(f"check the MD5 of {name}" for name in (VAL, DEVKIT))]
+    assert [task.args[0] for task in progress.task.call_args_list] == titles
+    assert progress.at.call_args == call(0, (officials / DEVKIT).stat().st_size)
 
 
 def test_checked_md5s_are_under_the_root_and_stay_there(
