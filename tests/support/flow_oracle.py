@@ -209,6 +209,8 @@ def with_mask(batch: Any, rows: int, size: int) -> Any:
 
     mask = np.array([place < rows for place in range(size)])
     if isinstance(batch, dict):
+        if "mask" in batch:
+            raise Refused
         return {**filled(batch), "mask": mask}
     return (*filled(batch), mask) if isinstance(batch, tuple) else (filled(batch), mask)
 
@@ -245,9 +247,7 @@ def rows_of(part: Any) -> list[Any]:
         if len(set(map(len, columns))) != 1:
             raise Refused
         return list(zip(*columns, strict=True))
-    if not isinstance(part, list) and not np.ndim(part):
-        raise Refused
-    if not isinstance(part, list | np.ndarray):
+    if not isinstance(part, list) and not (isinstance(part, np.ndarray) and part.ndim):
         raise Refused
     return list(part)
 
