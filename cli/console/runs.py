@@ -15,7 +15,8 @@ from click.core import ParameterSource
 
 from shardprep.cli.console.options import Parsed, file_option, together, transform_of
 from shardprep.cli.console.output import say
-from shardprep.formats.errors import DataError, MissingExtra
+from shardprep.formats.errors import MissingExtra
+from shardprep.formats.runtime.files import foreign_file
 from shardprep.formats.shards.dataset import splits_of
 from shardprep.formats.storage.collection import open_records
 
@@ -136,11 +137,9 @@ def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
     """Return the record numbers, keys or masks in the files of chosen_options. Raises DataError, OSError."""
     found = {}
     for name, file in (("records", subset), ("without", without)):
-        try:
-            if file is not None:
-                found[name] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
+        if file is not None:
+            with foreign_file(file, "give an array, as numpy.save writes it"), file.open("rb") as opened:
+                found[name] = np.load(opened, allow_pickle=False)
     return found
 
 

@@ -24,6 +24,7 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "shards/train").symlink_to(lmdb_shards)
     (folder / "mine.py").write_text(MINE)
     np.save(folder / "some.npy", np.arange(0, 40, 2))
+    (folder / "cut.npz").write_bytes(b"PK\3\4")
     for name, options in RUNS.items():
         with run(folder, **options) as loader:
             loader.card().save(folder / f"{name}.json")
@@ -136,7 +137,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
         (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
-        (["--step", 0, "--subset", "run.json"], "is not a NumPy array"),
+        (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save"),
         (["--card", "mine.py", "--step", 0], "line 1 is not JSON"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",
