@@ -156,9 +156,11 @@ def _codes(
     if file is not None and file.exists():
         with naming(file):
             found, _, rows = file.read_bytes().partition(b"\n")
-        if found != head or len(rows) % CODES.itemsize:
-            raise DataError("has no hashes of this dataset; remove it to write it anew", path=file)
-        return np.frombuffer(rows, CODES)
+        if found == head and not len(rows) % CODES.itemsize:
+            codes = np.frombuffer(rows, CODES)
+            if codes["record"].astype(np.uint64).max(initial=0) < len(dataset):
+                return codes
+        raise DataError("has no hashes of this dataset; remove it to write it anew", path=file)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
     codes = reading.statistics(dataset, numbers, numbers[:0]).codes
     if file is not None:

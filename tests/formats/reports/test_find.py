@@ -13,6 +13,7 @@ import pytest
 
 from shardprep.formats import UsageError, find, open_dataset
 from shardprep.formats.errors import DataError
+from shardprep.formats.reports.pixels import CODES
 from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
 from shardprep.loaders.loader.run_log import LogEntry, RunLog
 from support.datasets import converted, prep_here
@@ -112,9 +113,13 @@ def test_hashes_are_kept_and_belong_to_one_dataset(
     assert find(datasets["plain"], [near], near=True, hashes=kept, workers=1) == first != []
     with pytest.raises(DataError, match="no hashes of this dataset"):
         find(datasets["shrunk"], [near], near=True, hashes=kept, workers=1)
-    kept.write_bytes(kept.read_bytes()[:-1])
-    with pytest.raises(DataError, match="no hashes of this dataset"):
-        find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
+    whole = kept.read_bytes()
+    rows = np.frombuffer(whole.partition(b"\n")[2], CODES).copy()
+    rows["record"] += 1 << 32
+    for damaged in (whole[:-1], whole[: -rows.nbytes] + rows.tobytes()):
+        kept.write_bytes(damaged)
+        with pytest.raises(DataError, match="no hashes of this dataset"):
+            find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
 
 
 def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: Path) -> None:
