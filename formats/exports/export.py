@@ -24,7 +24,7 @@ from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import Job, JobRunner, counted
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.json_record import built, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import (
@@ -246,9 +246,7 @@ class _Export:
         path = self.output / MARKER
         try:
             value = parse_canonical_json(path.read_bytes())
-            units, about_all = (
-                tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index")
-            )
+            units, about_all = (built(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
             plan = dict(value["plan"])
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -300,10 +298,10 @@ class _Job(Job[FileEntry]):
         """Build and publish the unit, unless it is finished. Raises DataError, UsageError, OSError."""
         commit = self.places.work / (self.shard.name + ".commit")
         try:
-            unit = FileEntry(**parse_canonical_json(commit.read_bytes()))
+            unit: FileEntry = built(FileEntry, parse_canonical_json(commit.read_bytes()))
             if self.format.is_intact(unit, self.names, self.output):
                 return unit
-        except (FileNotFoundError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             pass
         unit = self.format.build(self.shard.name, self._records(), len(self.names), self.places)
         publish_bytes(commit, canonical_json(unit.to_json()), self.places.run)

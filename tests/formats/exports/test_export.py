@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 
 from shardprep.formats import (  # fmt: skip
     CorruptRecord,
+    DataError,
     PlanMismatch,
     UsageError,
     export,
@@ -66,7 +67,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
 
 
 @every_format
-def test_a_finished_export_is_recognised_and_what_is_damaged_is_built_again(
+def test_a_finished_export_is_recognised_what_is_damaged_is_built_again_and_a_damaged_marker_is_refused(
     intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
 ) -> None:
     shutil.copytree(whole[to], tmp_path / "out")
@@ -80,6 +81,10 @@ def test_a_finished_export_is_recognised_and_what_is_damaged_is_built_again(
     assert (again.already_complete, mended.already_complete) == (True, False)
     assert again.files == mended.files
     assert tree(tmp_path / "out") == tree(whole[to])
+    marker = writable(tmp_path / "out" / MARKER)
+    marker.write_bytes(marker.read_bytes().replace(b'"size":', b'"size":-'))
+    with pytest.raises(DataError, match="was not written by an export"):
+        export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
 
 
 def test_a_folder_with_anything_else_is_refused_and_left_alone(
