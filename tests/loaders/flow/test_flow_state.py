@@ -49,7 +49,6 @@ GOOD = FLOW.state_dict()
     "state",
     [
         None,
-        [],
         GOOD | {"version": 2},
         GOOD | {"pass": -1},
         GOOD | {"items": "3"},
