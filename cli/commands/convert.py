@@ -173,13 +173,11 @@ def convert(
     After any interruption, the same command finishes the job, and the result is byte-identical.
     """
     if part and cluster:
-        raise click.UsageError(
-            "--part is for machines without a cluster's scheduler; leave out one of the two"
-        )
+        raise click.UsageError("--part and --cluster exclude each other; omit one of them")
     if isinstance(output, str) and (part or cluster or dry_run):
-        raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
+        raise click.UsageError("--part, --cluster and --dry-run need a folder as OUTPUT")
     if scratch and not isinstance(output, str):
-        raise click.UsageError("--scratch is for an OUTPUT in a bucket")
+        raise click.UsageError("--scratch is only for an OUTPUT in a bucket; omit it")
     arguments = _arguments(chosen)
     if isinstance(output, str):
         return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)

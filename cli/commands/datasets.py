@@ -209,7 +209,7 @@ def _order_text(summary: Summary) -> str:
     "--level",
     type=click.Choice(LEVELS),
     default="full",
-    help="How much to check; each level includes the one before it (see below).",
+    help="How much to check; each level includes the one before it (see above).",
 )
 @workers_option
 @cluster_option

@@ -102,8 +102,8 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
 def sample(output: Path, **chosen: Any) -> Output:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
 
-    Crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK, grayscale,
-    progressive and tiny images, EXIF orientation. Try everything on it before the 148 GB.
+    Its images are crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK,
+    grayscale, progressive and tiny images, EXIF orientation. Try everything on it before the 148 GB.
     """
     made = make_sample(output, **chosen)
     images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())

@@ -212,7 +212,7 @@ def serve(
     progress: CommandProgress,
     **chosen: Any,
 ) -> Output:
-    """Make batches of DATASET for the RemoteSource of a training machine, until that is closed.
+    """Make batches of DATASET for the RemoteSource of a training machine, until the receiver closes.
 
     All machines that serve one receiver need the same dataset and options; workers may differ. Stop it with
     Ctrl-C at any time: the receiver asks the others for what it had not finished.

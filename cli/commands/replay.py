@@ -128,7 +128,7 @@ def replay(
         raise click.UsageError("give one of --card, --state and --diff")
     typed = typed_options()
     if "gaps" in typed and "without" not in typed:
-        raise click.UsageError("--gaps is for --without")
+        raise click.UsageError("--gaps is only for --without; omit it")
     options = RunOptions(dataset, run, typed & run.keys())
     if diff:
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")

@@ -41,7 +41,7 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
     "report --run stats.json --disk profile.json -o run.html",
 )
 @click.argument("dataset", type=FOLDER, required=False)
-@click.option("-o", "--output", type=ANY_PATH, default="report.html", help="The page, replaced.")
+@click.option("-o", "--output", type=ANY_PATH, default="report.html", help="Page to write or replace.")
 @click.option(
     "--against", type=FOLDER, help="Compare with this dataset: shared images, and the balance of classes."
 )
@@ -55,7 +55,7 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
 @click.option("--record", metavar="KEY", help="Show how this record is proved, from its bytes to the root.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Chooses the sample.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
 @file_option(
     "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
 )
@@ -250,7 +250,7 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
 @click.argument("dataset", type=FOLDER)
 @click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
 @flag("--near", "Also find images that were scaled or compressed again; reads all images.")
-@file_option("--hashes", "FILE", "With --near: keeps the hashes, for the next time.")
+@file_option("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
 @file_option("--run", "FILE", "The log, card or state of a run: also say when it saw the pictures.")
 @click.option(
     "--epochs",
@@ -270,10 +270,10 @@ def find(
     without: Path | None,
     **chosen: Any,
 ) -> Output:
-    """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
+    """Find the records of DATASET, or of each split in that folder, that show the pictures IMAGE.
 
-    A record is found if it has the picture's bytes, or was made from them; with --near also if it looks
-    alike.
+    A record is found if it has the picture's bytes, or if a conversion made one from the other; with
+    --near also if it looks alike.
     """
     if run is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
@@ -318,7 +318,7 @@ def find(
 def _match_text(one: ImageMatch) -> str:
     alike = f"looks alike, {count_of(one.distance or 0, 'bit')} differ"
     of = f" of {printable(one.class_name)}" if one.class_name else ""
-    how = "equal bytes" if one.distance is None else alike
+    how = "the same image" if one.distance is None else alike
     return f"record {one.record:,}{of}: {printable(one.key)} ({how})"
 
 

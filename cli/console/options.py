@@ -126,7 +126,7 @@ def together(*options: Option) -> Option:
 workers_option: Option = click.option(
     "--workers",
     type=click.IntRange(0, 4096),
-    help="Number of processes; 0 works in this one.  [default: the usable CPUs]",
+    help="Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
 )
 LOADER_OPTIONS: tuple[Option, ...] = (
     click.option(

@@ -151,9 +151,7 @@ def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) ->
         place, _, part = origin.rpartition("#")
         path = user_path(place)
     if not path.exists():
-        raise UsageError(
-            f"does not exist; the column {choice.name} comes from a dataset or a file", path=path
-        )
+        raise UsageError(f"does not exist; give a dataset or a file for the column {choice.name}", path=path)
     if path.is_dir():
         return of_dataset(path, part, choice, keys, manifest.split)
     if path.suffix.lower() != ".npy":
@@ -223,7 +221,7 @@ def join(
     manifest = read_manifest(path)
     if manifest.archive:
         raise UsageError(
-            "has its images in an archive; make shards of it with prep convert, and join to those", path=path
+            "has its images in an archive; convert it to shards with prep convert, and join there", path=path
         )
     keys = checked_index(path, manifest)["key"]
     progress.note(f"looking up the values of {count_of(len(keys), 'record')}")
@@ -396,7 +394,7 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     head = BytesIO(file.read_at(HEADER_BYTES, 0))
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"is an array of version {version}")
+        raise ValueError(f"is a .npy file of the unknown version {version}")
     read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(head)
     if dtype.kind not in KINDS or dtype.itemsize > 8:
@@ -414,7 +412,7 @@ def _field_of(path: Path, choice: ColumnChoice, dtype: np.dtype[Any], row: tuple
         fits = ["float", exact] if dtype.kind == "f" else ["int", "float", exact]
     found = Field(choice.name, choice.kind or fits[0])
     if found.kind not in fits:
-        raise UsageError(f"holds {exact}, which is not {found.kind}; leave out the kind", path=path)
+        raise UsageError(f"holds {exact}, which is not {found.kind}; omit the kind", path=path)
     return found
 
 
@@ -476,7 +474,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
         raise UsageError("has no images; name one of its columns with FOLDER#COLUMN", path=folder)
     found = manifest.schema[column] if column else Field(choice.name, "image")
     if choice.kind not in ("", found.kind):
-        raise UsageError(f"holds the kind {found.kind}, not {choice.kind}; leave out the kind", path=folder)
+        raise UsageError(f"holds values of kind {found.kind}, not {choice.kind}; omit the kind", path=folder)
     rows = checked_index(folder, manifest)
     places = matched(keys, rows["key"], folder)
     table = (

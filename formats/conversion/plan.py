@@ -85,7 +85,7 @@ class PlanOptions:
         checked_int(self.quality, "the quality", least=1, most=100)
         if self.shorter_side is None and self.quality != DEFAULT_QUALITY:
             raise UsageError(
-                "the quality is that of --shorter-side; nothing else re-encodes images with loss"
+                "the quality only applies to images that --shorter-side shrinks; give both or neither"
             )
         if self.shorter_side is not None:
             checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)

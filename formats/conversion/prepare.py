@@ -369,8 +369,8 @@ class Conversion:
             with problems.collected():
                 if self.plan_options.container == IN_PLACE and listing.reader.archive is None:
                     raise UsageError(
-                        f"the images of {listing.split} are not in an official tar, and can stay in no other "
-                        "archive; convert them with prep convert"
+                        f"the images of {listing.split} are not in an official tar, so they cannot stay "
+                        "in place; convert them with prep convert"
                     )
                 boxes = source.boxes(listing.split, listing.labels)  # now, to raise errors before any work
                 planned = plan(listing, self.plan_options)

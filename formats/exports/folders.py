@@ -59,9 +59,9 @@ class Folders(ExportFormat):
             raise UsageError("has no images, so it cannot be exported to folders", path=source.path)
         for field in source.schema:
             if field.kind in ("image", "bytes"):
-                raise self.cannot_hold(field, f"{METADATA} holds no bytes")
+                raise self.cannot_hold(field, f"{METADATA} cannot hold bytes")
             if field.name.lower() == "file_name":
-                raise self.cannot_hold(field, f"{METADATA} names the image so", "another format")
+                raise self.cannot_hold(field, f"{METADATA} uses that name for the image", "another format")
         self.has_parts = source.has_boxes or len(source.schema) > 0
         classes = [each.name for each in source.labels.classes]
         plain = [folder_part(name) for name in classes]

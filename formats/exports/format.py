@@ -104,7 +104,7 @@ class ExportFormat:
         self.source = source
         for field in source.schema if source.has_boxes else ():
             if field.name.lower() in self.names_of_boxes:
-                raise self.cannot_hold(field, "boxes have that name", "another format")
+                raise self.cannot_hold(field, "boxes use that name", "another format")
 
     def cannot_hold(self, field: Field, why: str, instead: str = "webdataset, parquet or mds") -> UsageError:
         column = f"the column {field.name} of kind {field.kind}"

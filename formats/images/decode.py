@@ -64,7 +64,7 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
     except (BadImage, cv2.error) as error:
         if getattr(error, "code", 0) == cv2.Error.StsNoMem:
-            raise MemoryError("there is no room for an image's pixels") from error
+            raise MemoryError("not enough memory for an image's pixels") from error
         if "CV_IO_MAX_IMAGE" in str(error):
             raise BadImage(f"too large: more than {MAX_PIXELS} pixels", key=key) from error
         raise BadImage(f"does not decode: {str(error).strip().splitlines()[-1]}", key=key) from error

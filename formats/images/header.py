@@ -160,7 +160,7 @@ def read_webp(image: bytes) -> ImageInfo:
             if first == kind:
                 return info
             if (info.width, info.height) != (width, height):
-                raise BadImage("a WebP with an image of another size than its canvas")
+                raise BadImage("a WebP whose image and canvas differ in size")
     if first != b"VP8X" or not places.keys() & (_STILL if is_still else {b"ANMF"}):
         raise BadImage("a WebP without an image")
     orientation = exif_orientation(image[slice(*places[b"EXIF"])]) if b"EXIF" in places else 1

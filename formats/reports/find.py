@@ -37,8 +37,8 @@ class ImageMatch:
         key: The record's key.
         label: Its label in the dataset's label space.
         class_name: The name of its class, None without a label.
-        distance: Number of bits in which the perceptual hashes differ; None if the bytes equal the record's,
-            or those of the image that the record was made from.
+        distance: Number of bits in which the perceptual hashes differ; None if the bytes are equal, or if a
+            conversion made one of the two from the other.
     """
 
     image: str
@@ -78,21 +78,23 @@ def find(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[ImageMatch]:
-    """Find the records that show these pictures, in the order of the pictures and the records.
+    """Find the records that show these pictures.
 
-    By default these are records with the same bytes, and crop-ready or shrunk ones made from them; only
-    records of matching sizes are read. The result is the same for any number of workers.
+    By default these have the same bytes, are a crop-ready or shrunk version of the picture, or its original.
+    Only records of matching sizes are read. The result is the same for any number of workers.
 
     Args:
         dataset: The dataset's folder.
         images: Files of the pictures.
         near: Whether to also find images whose perceptual hashes differ in at most 4 of 64 bits: scaled or
-            compressed again, but not cropped, rotated or mirrored. Reads all images, at 0.5 to 1.5 ms of CPU
-            each.
+            compressed again, but not cropped, rotated or mirrored. Reads all images, at 0.5 to 1.5 ms each.
         hashes: With ``near``, a file of the dataset's hashes (25 bytes per record): read if it exists,
             otherwise written.
         workers: Number of processes that read; None is one per usable CPU.
         progress: Receives the progress; None shows a bar in a notebook.
+
+    Returns:
+        The matches, in the order of the pictures, then of the records.
 
     Raises:
         UsageError: A picture does not decode, no picture is given, or ``hashes`` are given without ``near``.

@@ -88,7 +88,7 @@ def opened(archive: ArchiveFile) -> Any:
         if mark == b"PARE":
             raise SourceDamaged("is encrypted; write it without encryption", path=archive.path)
         if mark != b"PAR1":
-            raise ValueError("is no Parquet file, or truncated: it does not end with PAR1")
+            raise ValueError("is not a Parquet file, or is truncated: it does not end with PAR1")
         if length > _MAX_METADATA:
             raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
         return parquet.ParquetFile(

@@ -191,7 +191,7 @@ def fetch(
             if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
                 names = ", ".join(found)
                 raise UsageError(
-                    f"holds one dataset, in which {names} would lie; choose another folder", path=target
+                    f"is itself a dataset, so {names} cannot go into it; choose another folder", path=target
                 )
         copies = [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
         for copy in copies:

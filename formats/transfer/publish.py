@@ -153,7 +153,7 @@ async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
     """Raise UsageError if a place for splits holds a dataset, which would hide them."""
     if await RemoteFolder(place, policy, writable=True).content(MANIFEST_NAME, 1) is not None:
         raise UsageError(
-            "holds one dataset, in which the splits would lie; choose another URL", path=place.url
+            "is itself a dataset, so splits cannot go into it; choose another URL", path=place.url
         )
 
 

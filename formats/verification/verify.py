@@ -64,7 +64,7 @@ def verify(
     Args:
         dataset: Folder or URL of the dataset.
         level: "quick", "full", "records" or "decode".
-        workers: Number of parallel reads; None or 0 is one per usable CPU.
+        workers: Number of parallel reads; None is one per usable CPU, and 0 is one.
         executor: An executor of :mod:`concurrent.futures`, on one or many machines, that reads the shards of
             a folder instead, and is left open. At most ``workers`` jobs are submitted at a time; None or 0 is
             256. The report is the same as without it.

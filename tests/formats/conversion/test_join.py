@@ -156,7 +156,7 @@ AGES: dict[str, list[int]] = {
         ({"a": "nowhere"}, UsageError, "does not exist"),
         ({"a": "text.txt"}, UsageError, "not a known kind of table"),
         ({"a:text": "a.npy"}, UsageError, r"holds int64\[\], which is not text"),
-        ({"a:int": "dataset"}, UsageError, "holds the kind image, not int"),
+        ({"a:int": "dataset"}, UsageError, "holds values of kind image, not int"),
         ({"a": "dataset#b"}, UsageError, "no column 'b'; the columns are: same"),
         ({"a": "a.npy#b"}, UsageError, "an array, which has no columns"),
         ({"a": "short.npy"}, SourceIncomplete, "has 8 rows, and the dataset has 9"),

@@ -128,7 +128,7 @@ def test_an_empty_listing_is_a_usage_error() -> None:
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"must (be|have) |cannot be re-encoded|is that of --shorter-side"):
+    with pytest.raises(UsageError, match=r"must (be|have) |cannot be re-encoded|only applies to images"):
         PlanOptions(**wrong)
 
 

@@ -206,7 +206,7 @@ def test_the_command_says_where_and_when(
     told = json.loads(prep_here(*words, "--json").stdout)
 
     assert f"{unknown}: not found" in said.stdout
-    assert f"{key_of(files[3])} (equal bytes)" in said.stdout
+    assert f"{key_of(files[3])} (the same image)" in said.stdout
     (found,) = told["found"]
     assert [one["epoch"] for one in found["seen"]] == [0, 1]
     assert all(f"epoch {s['epoch']}, step {s['step']}, rank 0" in said.stdout for s in found["seen"])

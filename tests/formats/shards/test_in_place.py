@@ -181,5 +181,5 @@ def test_only_official_tars_are_indexed_and_only_shards_are_joined(
 ) -> None:
     with pytest.raises(UsageError, match="official tar"):
         indexed(lmdb_shards, tmp_path / "other")
-    with pytest.raises(UsageError, match="make shards of it with prep convert"):
+    with pytest.raises(UsageError, match="convert it to shards with prep convert"):
         join(dataset, {"row": dataset / "index.npy"}, workers=0)

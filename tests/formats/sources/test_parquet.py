@@ -146,7 +146,7 @@ def test_all_files_that_are_damaged_or_have_other_columns_are_named(tmp_path: Pa
         if number in (1, 3):
             file.write_bytes(file.read_bytes()[:-1])
 
-    damaged = r"00001-of-00004\.parquet: is no Parquet file, or truncated.*\(the first of 2\)"
+    damaged = r"00001-of-00004\.parquet: is not a Parquet file, or is truncated.*\(the first of 2\)"
     other = r"00002-of-00004\.parquet: has different columns from data/train-00000-of-00004"
     with pytest.raises(SourceDamaged, match=rf"{damaged}; also: .*{other}"):
         recognise(tmp_path / "hub").listing("train")
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_parquet_or_claims_gigabytes_is_refused_by_name(tmp_pa
     hostile = b"PAR1" + metadata + len(metadata).to_bytes(4, "little") + b"PAR1"
     for data, reason in [
         *((each, "") for each in no_parquet),
-        (truncated, ": is no Parquet file, or truncated"),
+        (truncated, ": is not a Parquet file, or is truncated"),
         (b"PARE" + bytes(100) + b"\x32\0\0\0PARE", ": is encrypted; write it without encryption$"),
         (hostile, ": .*Exceeded size limit"),
     ]:

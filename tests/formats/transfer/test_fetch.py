@@ -196,7 +196,7 @@ def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
 ) -> None:
     fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=[0])
 
-    with pytest.raises(UsageError, match="would lie"):
+    with pytest.raises(UsageError, match="cannot go into it"):
         fetched(f"file://{bucket}/shards", tmp_path / "copy")
     with pytest.raises(UsageError, match="give one of them"):
         fetched(f"file://{bucket}/shards", tmp_path / "other", shards=[0])

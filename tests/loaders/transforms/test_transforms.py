@@ -221,7 +221,7 @@ except MemoryError as error:
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
-    assert (done.stdout, done.stderr) == ("there is no room for an image's pixels\n", "")
+    assert (done.stdout, done.stderr) == ("not enough memory for an image's pixels\n", "")
 
 
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}

@@ -111,7 +111,7 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         published(local / "val", f"{url}/place/other")
     with pytest.raises(UsageError, match=r"other/ does not belong"):
         published(local / "val", f"{url}/place")  # a folder of splits, say
-    with pytest.raises(UsageError, match="would lie"):
+    with pytest.raises(UsageError, match="cannot go into it"):
         published(local, url)
     with pytest.raises(ManifestDamaged):
         published(local / "val", f"{url}/page")
