@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def failed(error: Reported, *, as_json: bool = False) -> int:
-    """Report an error, unless it is that the output has lost its reader, and return its exit code."""
+    """Report an error, unless the output has lost its reader, and return its exit code."""
     failure = failure_of(error)
     if not isinstance(error, BrokenPipeError):
         failure.report(as_json=as_json)

@@ -61,8 +61,8 @@ BAR = 40  # characters
 def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chosen: Any) -> Output:
     """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
 
-    Cold (the page cache emptied of these files, and checked) and warm; forward and at random places; many
-    small files; writing. Needs no special rights and leaves nothing behind.
+    It reads cold (with these files removed from the page cache) and warm, forward, at random places and many
+    small files, and it writes. Needs no special rights and leaves nothing behind.
     """
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
 

@@ -312,7 +312,7 @@ def _ray(address: str) -> Iterator[Executor]:
 
 
 def _knock(address: str) -> None:
-    """Raise UsageError for no cluster's address, OSError if nothing listens there: engines try for long."""
+    """Raise UsageError for an invalid address, OSError if nothing listens: engines would try for long."""
     if address == "auto":
         return
     with suppress(ValueError, KeyError):

@@ -57,7 +57,7 @@ class Exported:
         records: Number of its records.
         root: The dataset's root.
         files: The units with their sizes and SHA-256 (for ``folders``, groups of images), then the files
-            about all units.
+            that describe them all.
         already_complete: Whether an earlier call had finished the export, so that files were only compared.
         has_images: False if no record has an image.
     """
@@ -130,7 +130,7 @@ MARKER = ".export.json"
 
 Files = tuple[FileEntry, ...]
 _Marker = tuple[Files, Files]
-"""The record of a finished export: its units, and the files about all of them."""
+"""The record of a finished export: its units, and the files that describe them all."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class _Export:
         )
 
     def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
-        """Build and publish all but the ``intact`` units, and the files about all of them."""
+        """Build and publish all but the ``intact`` units, and the files that describe them all."""
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in a process with another working directory
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))

@@ -118,7 +118,7 @@ class ExportFormat:
         return [key.decode() for key in rows["key"].tolist()]
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write a unit of ``count`` records; not called if units are no files. Raises UsageError, OSError."""
+        """Write a unit of ``count`` records; not called if a unit is no file. Raises UsageError, OSError."""
         raise NotImplementedError
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
@@ -130,7 +130,7 @@ class ExportFormat:
         return unit.is_in(output)
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
-        """Publish the files about all units, and return their entries."""
+        """Publish the files that describe all units, and return their entries."""
         return []
 
 

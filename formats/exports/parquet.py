@@ -98,7 +98,7 @@ class Arrow(NamedTuple):
 
 
 def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
-    """Return the column of a kind that is no list, or of an element; a label without classes is an int."""
+    """Return the column of a kind that is not a list, or of an element; a label without classes is an int."""
     pa = arrow()
     if kind == "image":
         return Arrow(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), {"_type": "Image"})

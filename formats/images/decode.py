@@ -25,7 +25,7 @@ os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 
 import cv2
 
-# Other packages, such as opencv-python, install a cv2 in the same place, of which pip checks no version.
+# Other packages, such as opencv-python, install a cv2 in the same place, and pip does not check its version.
 if tuple(map(int, cv2.__version__.split(".")[:2])) < (4, 12):
     raise ImportError(
         f"OpenCV {cv2.__version__} decodes truncated images without an error: uninstall other packages of OpenCV, "

@@ -323,7 +323,7 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_SAMPLES = 16  # of a pixel
 _COMPRESSION = 259
-# Of OpenCV's wheels, which are built without LZMA, Zstandard and WebP; others decode to black.
+# OpenCV's wheels are built without LZMA, Zstandard and WebP, and decode such images to black.
 _COMPRESSIONS = frozenset([1, 2, 3, 4, 5, 7, 8, 32773, 32946])
 _UNSIGNED = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}
 _TYPE_BYTES = dict(zip((*range(1, 14), 16, 17, 18), map(int, "1124811248484888"), strict=True))

@@ -208,7 +208,7 @@ class JsonRecord:
 
 
 def is_within(part: Any, whole: Any) -> bool:
-    """Whether two values are equal, but for members that an earlier release did not write in the first."""
+    """Whether two values are equal, except for members that the first, by an earlier release, lacks."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return part.keys() <= whole.keys() and all(is_within(part[name], whole[name]) for name in part)
     return canonical_json(part) == canonical_json(whole)

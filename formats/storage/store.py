@@ -606,7 +606,7 @@ def _redirects_of(place: Location, server: SplitResult) -> ClientConfig:
 
 
 def _endpoint() -> str:
-    """Return the S3 endpoint that the environment names; empty for AWS. Raises UsageError for no URL."""
+    """Return the S3 endpoint that the environment names; empty for AWS. Raises UsageError if it is no URL."""
     name = next((name for name in ENDPOINTS if name in os.environ), None)
     if name is None:
         return ""
