@@ -193,8 +193,10 @@ class Pace:
         self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, count, bytes
 
     def at(self, records: int, size: int) -> None:
-        now = time.monotonic()
-        self._samples.append((now, size if self.counts_bytes else records, size))
+        now, count = time.monotonic(), size if self.counts_bytes else records
+        if len(self._samples) > 1 and self._samples[-2][1:] == self._samples[-1][1:] == (count, size):
+            self._samples.pop()  # a time without progress has two samples: its start and its end
+        self._samples.append((now, count, size))
         while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW_S:
             self._samples.popleft()
 

@@ -4,12 +4,12 @@ import io
 import re
 import time
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 from shardprep.cli.console.output import PlainProgress
-from shardprep.formats.runtime.progress import BAR, bar_class
+from shardprep.formats.runtime.progress import BAR, Pace, bar_class
 from support.terminal_screen import Terminal
 
 PREP = "from shardprep.cli.main import main; main()"
@@ -49,20 +49,21 @@ def test_a_bar_keeps_the_time_left_and_leaves_out_what_does_not_fit(columns: int
 
 
 @pytest.mark.slow
-def test_a_bar_in_a_wide_terminal_has_all_figures(archives: Path, tmp_path: Path) -> None:
-    words = convert(archives, tmp_path / "out", "--shard-size", "1K")
-    shown = states(on_terminal(*words, columns=120))
-
-    assert shown
+def test_a_wide_terminal_has_a_bar_with_all_figures_or_lines_if_asked(archives: Path, tmp_path: Path) -> None:
+    shown = states(on_terminal(*convert(archives, tmp_path / "bar", "--shard-size", "1K"), columns=120))
     assert re.search(r"\d images, \d+:\d\d<(\d+:\d\d|\?)(, \d+ images/s, \d+ MB/s)?$", shown[-1])
-
-
-@pytest.mark.torture
-def test_lines_on_a_terminal_if_asked_for(archives: Path, tmp_path: Path) -> None:
-    written = on_terminal(*convert(archives, tmp_path / "out", "--progress", "plain"), columns=60)
-
+    written = on_terminal(*convert(archives, tmp_path / "lines", "--progress", "plain"), columns=60)
     assert not states(written)
     assert re.search(r"source: official-tars.*; listing it", written)
+
+
+@patch("shardprep.formats.runtime.progress.time")
+def test_the_rate_of_a_large_shard_is_over_all_the_time_it_took(clock: Mock) -> None:
+    clock.monotonic.side_effect = range(151)
+    pace = Pace(100, 0)
+    for records in [0] * 149 + [50]:
+        pace.at(records, 0)
+    assert pace.left_s() == 150
 
 
 @patch("shardprep.cli.console.output.FIRST_STATUS_S", 0)
@@ -77,7 +78,6 @@ def test_a_log_gets_a_line_each_interval(capsys: pytest.CaptureFixture[str]) -> 
         time.sleep(0.03)
         progress.at(5, 50)
         progress.at(6, 60)
-
         progress.at(10, 100)
         progress.shards(2, 2)
 
