@@ -6,7 +6,6 @@ A file is checked in a separate process, since a damaged one may crash a library
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -331,7 +330,7 @@ class FileCheck:
             if self.field is not None and self.field.kind != "image":
                 self.field.codec.decode(value)
             elif self.field is not None or self.has_images:
-                with tempfile.TemporaryFile() as said:
+                with os.fdopen(os.memfd_create("decoder"), "r+b") as said:
                     with stderr_in(said):
                         check_decodes(value)
                     said.seek(0)
