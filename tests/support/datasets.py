@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from shardprep.cli.app import run
@@ -50,13 +50,17 @@ def open_files(folder: Path) -> int:
 
 
 class StopAfter(NoProgress):
-    """Progress that interrupts the work after some shards."""
+    """Progress that interrupts the work, but not the listing of its source, after some shards."""
 
     def __init__(self, shards: int) -> None:
         self.left = shards
 
+    def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
+        self.counted = not title.startswith("list ")
+        return super().task(title, records=records, size=size)
+
     def at(self, records: int, size: int) -> None:
-        self.left -= 1
+        self.left -= self.counted
         if not self.left:
             raise KeyboardInterrupt
 
