@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import re
@@ -17,11 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import Owned, flush_file, redacted, user_path
-from shardprep.formats.runtime.loop_thread import in_thread
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -242,10 +239,8 @@ def _failure(
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
         return RemoteDenied(f"there are no credentials for it; set {credentials}", **at)
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
-        permissions = "; check its permissions" + (
-            f", and the credentials: {credentials}" if credentials else ""
-        )
-        return RemoteDenied(f"denies access{status}{reason or permissions}", **at)
+        keys = f", and the credentials: {credentials}" if credentials else ""
+        return RemoteDenied(f"denies access{status}{reason or f'; check its permissions{keys}'}", **at)
     if kind in ("FileNotFoundError", "NotFoundError") or status.startswith(": 404"):
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
@@ -408,6 +403,8 @@ class RemoteFolder(Owned):
         requested and the server sends only whole files, or the file is shorter; RemoteMissing, RemoteDenied;
         and RemoteFailed for anything else, after the retries.
         """
+        import asyncio  # start-up time
+
         fruitless, is_coarse = 0, True
         while True:
             begun, size = start, 0
@@ -442,6 +439,9 @@ class RemoteFolder(Owned):
         self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of one response as they arrive; ``is_coarse`` is faster, but can lose some."""
+        import asyncio  # start-up time
+
+        at: dict[str, Any] = {"path": self.place.url, "shard": name}
         options: GetOptions | None = None
         if stop is not None:
             options = {"range": (start, stop)}
@@ -450,7 +450,7 @@ class RemoteFolder(Owned):
         with translated(self.place, name):
             found = await self._obstore.get_async(self._answers, name, options=options)
         if only not in (None, StoredFile.of(found.meta)):
-            raise OtherFile("is not the same file as before", path=self.place.url, shard=name)
+            raise OtherFile("is not the same file as before", **at)
         arrived, left_s = 0, 2 * self._policy.timeout_s
         is_whole = is_coarse and stop is not None and stop - start <= CHUNK_BYTES
         pieces = None if is_whole else aiter(found.stream(min_chunk_size=PIECE_BYTES if is_coarse else 1))
@@ -465,8 +465,7 @@ class RemoteFolder(Owned):
             except TimeoutError as error:
                 raise AnswerBroken(
                     f"failed: only {arrived:,} bytes arrived in {2 * self._policy.timeout_s:g} s; {AGAIN}",
-                    path=self.place.url,
-                    shard=name,
+                    **at,
                 ) from error
             start += len(piece)
             if stop is not None and start > stop:
@@ -478,9 +477,7 @@ class RemoteFolder(Owned):
             if arrived >= LEAST_BYTES:
                 arrived, left_s = 0, 2 * self._policy.timeout_s
         if stop not in (None, start):
-            raise AnswerBroken(
-                f"did not return the requested bytes; {AGAIN}", path=self.place.url, shard=name
-            )
+            raise AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
 
     async def about(self, name: str) -> StoredFile | None:
         """Return the store's metadata of a file, or None if it does not exist. Raises RemoteFailed."""
@@ -495,6 +492,8 @@ class RemoteFolder(Owned):
 
         Empty for a web server. Raises RemoteDenied, RemoteFailed.
         """
+        import asyncio  # start-up time
+
         if self.place.scheme in ("http", "https"):
             return {}
         try:
@@ -558,6 +557,8 @@ class RemoteFolder(Owned):
             await self._obstore.delete_async(self._store, name)
 
     async def _flush(self, name: str) -> None:
+        from shardprep.formats.runtime.loop_thread import in_thread  # start-up time: asyncio
+
         if (folder := self.place.folder) is not None:
             for path in (folder / name, (folder / name).parent):
                 await in_thread(flush_file, path)
@@ -592,15 +593,14 @@ def _redirects_of(place: Location, server: SplitResult) -> ClientConfig:
     REDIRECT_HOSTS in the environment names allowed hosts, or ``*``. Redirects are not blocked behind a proxy
     in the environment, nor for AWS, Google and Azure, whose credentials come from other hosts.
     """
+    from urllib.request import getproxies, proxy_bypass  # start-up time
+
     host, allowed = server.hostname or "", os.environ.get(REDIRECT_HOSTS, "").strip()
     # keys for S3 in the environment: no service is asked for them
     has_keys = any(map(os.environ.get, ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")))
     is_own = server.scheme in ("http", "https") and (place.scheme != "s3" or has_keys)
-    if (
-        not is_own
-        or allowed == "*"
-        or ({server.scheme, "all"} & getproxies().keys() and not proxy_bypass(host))
-    ):
+    has_proxy = {server.scheme, "all"} & getproxies().keys() and not proxy_bypass(host)
+    if not is_own or allowed == "*" or has_proxy:
         return {}
     return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(filter(None, (host, allowed)))}
 
