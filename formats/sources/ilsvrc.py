@@ -278,6 +278,7 @@ class PackedImages:
             source.progress.task(f"list {split}", records=0, size=archive.end),
         ):
             entries = self._entries(archive, source, problems) if known is None else known
+            source.progress.at(0, archive.end)
         return Listing(
             split,
             self.layout,
