@@ -42,7 +42,7 @@ def copy_all(files: list[Path], scratch: Path, workers: int) -> None:
 
 
 def convert(source: Path, output: Path, container: str, workers: int) -> None:
-    command = [sys.executable, "-m", "shardprep.cli", "convert", source, output, "--split", "train"]
+    command = [sys.executable, "-m", "shardprep", "convert", source, output, "--split", "train"]
     subprocess.run(
         [*command, "--format", container, "--workers", str(workers)], check=True, stdout=subprocess.DEVNULL
     )

@@ -73,7 +73,7 @@ def hash_of(picture: str) -> str:
 def prep(folder: Path, *words: str) -> None:
     """Run the command in a folder."""
     subprocess.run(
-        [sys.executable, "-m", "shardprep.cli", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "shardprep", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL
     )
 
 
@@ -102,7 +102,7 @@ def printed(
     folder: Path, words: Sequence[str], *, interrupted: Callable[[str], bool] = lambda line: False
 ) -> list[Printed]:
     """Return the lines of a command, each with its second; Ctrl-C follows an ``interrupted`` one."""
-    command = [sys.executable, "-m", "shardprep.cli", *words, "--progress", "plain"]
+    command = [sys.executable, "-m", "shardprep", *words, "--progress", "plain"]
     began, lines = time.monotonic(), []
     with subprocess.Popen(
         command,

@@ -349,7 +349,7 @@ def page(template: str, *, title: str, **values: Any) -> str:
 def _command() -> list[str]:
     """Return the command line if the program is ``prep``."""
     program = Path(*sys.argv[:1])  # an embedded interpreter has none
-    is_prep = program.name == "prep" or program.parts[-2:] == ("cli", "__main__.py")
+    is_prep = program.name == "prep" or program.parts[-2:] == ("shardprep", "__main__.py")
     return [shlex.join(["prep", *sys.argv[1:]])] if is_prep else []
 
 

@@ -161,7 +161,7 @@ def test_a_pair_of_keys_is_not_printed_and_is_kept_unless_forced(tmp_path: Path)
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 def test_bash_completes_commands_and_datasets_by_the_line_in_the_documents(tmp_path: Path) -> None:
     program = tmp_path / "prep"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep "$@"\n')
     program.chmod(0o755)
     script = """
 eval "$(_PREP_COMPLETE=bash_source prep)"

@@ -22,7 +22,7 @@ def command(archives: Path, *more: object) -> list[str]:
 
 
 def start(archives: Path, folder: Path, cluster: DaskCluster) -> "subprocess.Popen[str]":
-    program = [sys.executable, "-m", "shardprep.cli", *command(archives, "--cluster", cluster.address)]
+    program = [sys.executable, "-m", "shardprep", *command(archives, "--cluster", cluster.address)]
     return subprocess.Popen(program, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 

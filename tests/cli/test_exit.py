@@ -13,7 +13,7 @@ import pytest
 from support.datasets import converted, is_root, prep, prep_here
 from support.sampling import torture_except
 
-PREP = [sys.executable, "-m", "shardprep.cli"]
+PREP = [sys.executable, "-m", "shardprep"]
 AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if is_root() else []
 
 needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")

@@ -150,12 +150,12 @@ class Place:
     def words(self, number: int = 0) -> list[str]:
         words = self.operation.commands[number].format(here=self.here).split()
         first, *words = [str(self.out) if word == "out" else word for word in words]
-        return [sys.executable, *(["-m", "shardprep.cli"] if first == "prep" else [first]), *words]
+        return [sys.executable, *(["-m", "shardprep"] if first == "prep" else [first]), *words]
 
     def finish(self) -> dict[str, str]:
         """Run all commands; return the tree of the output, beside which nothing may be."""
         for number in range(len(self.operation.commands)):
-            is_prep, words = "shardprep.cli" in self.words(number), self.words(number)[3:]
+            is_prep, words = "shardprep" in self.words(number), self.words(number)[3:]
             done = prep_here(*words, cwd=self.here) if is_prep else self.run(number)
             assert done.returncode == 0, done.stderr
         assert self._now() == self._before

@@ -98,7 +98,7 @@ def prep(
     *words: object, check: bool = False, prefix: Iterable[str] = (), **kwargs: object
 ) -> subprocess.CompletedProcess[str]:
     """Run ``prep`` in a new process, as a user does."""
-    command = [*prefix, sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    command = [*prefix, sys.executable, "-m", "shardprep", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)  # type: ignore[call-overload]
     if check and done.returncode:
         raise AssertionError(done.stderr)

@@ -70,7 +70,7 @@ def session_of(leader: int) -> list[int]:
 
 def killed(seconds: float, *words: object) -> None:
     """Run ``prep`` for so many seconds, at most, and then kill it."""
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words), "--quiet"]
+    command = [sys.executable, "-m", "shardprep", *map(str, words), "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             process.wait(seconds)
@@ -80,7 +80,7 @@ def killed(seconds: float, *words: object) -> None:
 
 def interrupted(*words: object, when: Callable[[], object]) -> tuple[int, str, str]:
     """Run ``prep``, send it SIGINT when that is true, and return exit code, stdout and stderr."""
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    command = [sys.executable, "-m", "shardprep", *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not when() and process.poll() is None:
             time.sleep(0.005)

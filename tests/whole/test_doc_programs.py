@@ -90,7 +90,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A user's environment: ``prep`` is a command, and the extra cloudpickle is not installed."""
     folder = tmp_path_factory.mktemp("environment")
     (folder / "cloudpickle.py").write_text("raise ImportError('not installed')\n")
-    (folder / "prep").write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep.cli "$@"\n')
+    (folder / "prep").write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep "$@"\n')
     (folder / "prep").chmod(0o755)
     return os.environ | {
         "PYTHONPATH": str(folder),

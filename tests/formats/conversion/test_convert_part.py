@@ -122,7 +122,7 @@ def test_a_part_is_told_as_json(archives: Path, tmp_path: Path) -> None:
 
 def started(archives: Path, output: Path, container: str, part: str) -> subprocess.Popen[bytes]:
     words = ["--split", "train", "--shard-size", "60000", "--format", container, "--workers", "1", "--quiet"]
-    command = [sys.executable, "-m", "shardprep.cli", "convert", archives, output, *words, "--part", part]
+    command = [sys.executable, "-m", "shardprep", "convert", archives, output, *words, "--part", part]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )

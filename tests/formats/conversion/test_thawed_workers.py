@@ -73,7 +73,7 @@ class Freezing:
             "PYTHONPATH": folder,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shardprep.cli", *map(str, words), "--workers", "1"],
+            [sys.executable, "-m", "shardprep", *map(str, words), "--workers", "1"],
             env=os.environ | {name: str(value) for name, value in given.items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

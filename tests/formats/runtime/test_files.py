@@ -128,9 +128,7 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
 ) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    command = (
-        f"{sys.executable} -m shardprep.cli convert {archives} {disk}/out --split val --format {container}"
-    )
+    command = f"{sys.executable} -m shardprep convert {archives} {disk}/out --split val --format {container}"
     script = f"""
         mount -t tmpfs -o size=16m,nr_inodes={INODES} tmpfs {disk}
         {command} --shard-size 60000 --workers {workers}; echo first $?

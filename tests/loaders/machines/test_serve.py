@@ -23,7 +23,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
     with RemoteSource(ANY_PORT, keys=keys.receiver) as source:
         ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret")
         words = (*ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json")
-        with python("-m", "shardprep.cli", "serve", lmdb_shards, *words) as process:
+        with python("-m", "shardprep", "serve", lmdb_shards, *words) as process:
             served = list(source)
             assert [sender.name for sender in source.stats().senders] == ["one"]
             source.close()

@@ -241,7 +241,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("during", ["reading", "small files"])
 def test_ctrl_c_leaves_nothing(tmp_path: Path, during: str) -> None:
-    command = [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"]
+    command = [sys.executable, "-m", "shardprep", "bench-disk", str(tmp_path), "--seconds", "5"]
     with Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         try:
             while process.poll() is None:
