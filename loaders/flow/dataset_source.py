@@ -24,7 +24,7 @@ from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import WantedColumns, place_of, plan_of
-from shardprep.loaders.loader.work import Subset
+from shardprep.loaders.loader.work import Subset, blocks_read
 from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, Shuffle
 from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE
@@ -193,8 +193,9 @@ class FromDataset(Fetched):
             ):
                 yield map(self._key, order.each(chain(first, places))), cache
         else:
-            images = [self.dataset.blocks] if self.columns.with_image else []
-            with reading_ahead(self.dataset.path, images, shards, budget=READ_AHEAD_BYTES) as ahead:
+            parts = self.columns.files_of(self.dataset)
+            blocks = blocks_read(self.dataset, parts, with_image=self.columns.with_image)
+            with reading_ahead(self.dataset.path, blocks, shards, budget=READ_AHEAD_BYTES) as ahead:
                 if ahead:
                     places = _announced(ahead, order, places)
                 yield map(self._key, order.each(places)), None

@@ -319,7 +319,8 @@ class Loader(Owned, Closable):
             self._results,
             self._plan,
         )
-        blocks, budget = blocks_read(self.dataset, self._work), self._read_ahead
+        work, budget = self._work, self._read_ahead
+        blocks = blocks_read(self.dataset, work.parts, with_image=work.with_image)
         read_ahead = partial(reading_ahead, self.dataset.path, blocks, budget=budget, chosen=subset.chosen)
         opened = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
 

@@ -290,12 +290,14 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
         yield found
 
 
-def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
-    """Return the blocks that ``work`` reads: those of the images and of each column with shards."""
-    found = [dataset.blocks] if work.with_image else []
-    for at, column in enumerate(work.columns):
+def blocks_read(
+    dataset: RecordSet, parts: Sequence[PartFiles], *, with_image: bool
+) -> list[tuple[Block, ...]]:
+    """Return the blocks to read of the images and of each column with shards."""
+    found = [dataset.blocks] if with_image else []
+    for at, column in enumerate(parts[0].columns):
         if column.shards and not dataset.in_place:  # in place, blocks belong to archives
-            pairs = zip(dataset.parts, work.parts, strict=True)
+            pairs = zip(dataset.parts, parts, strict=True)
             placed = (dataset.placed(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
             found.append(tuple(block for blocks in placed for block in blocks))
     return found

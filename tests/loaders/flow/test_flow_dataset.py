@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardprep.formats import write_dataset
+from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.loader.ahead import ReadAhead
 from support.sampling import torture_except
+from support.waiting import until
 
 SHUFFLES = [None, LocalShuffle(1), LocalShuffle(30), LocalShuffle("500kB"), GlobalShuffle()]
 
@@ -31,6 +35,16 @@ def test_records_come_as_they_are_stored(shards: Path) -> None:
     assert flow.batches_never_change
     for image, label in Flow.from_dataset(shards).take(3):
         assert (type(image), type(label)) == (bytes, int)
+
+
+def test_the_columns_of_saved_items_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[Path] = set()
+    monkeypatch.setattr(ReadAhead, "_request", lambda _, path, *place: asked.add(path))
+    write_dataset([{"text": "a" * (1 + n)} for n in range(9)], tmp_path)
+    (column,) = read_manifest(tmp_path).column_entries
+
+    for _ in Flow.from_dataset(tmp_path).take(1):
+        until(lambda: asked == {tmp_path / shard.name for shard in column.shards})
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
