@@ -391,7 +391,8 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.lexists(folder / COLLECTION_NAME):
             raise UsageError(
-                "is a collection; give its parts, one at a time, or use open_collection()", path=folder
+                "is a collection; give its parts, one at a time; in Python, open_collection() reads it",
+                path=folder,
             ) from error
         if not folder.is_dir():
             raise DatasetNotFound.at(folder) from error
