@@ -39,7 +39,7 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
+from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_file
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
@@ -330,7 +330,7 @@ class FileCheck:
             if self.field is not None and self.field.kind != "image":
                 self.field.codec.decode(value)
             elif self.field is not None or self.has_images:
-                with os.fdopen(os.memfd_create("decoder"), "r+b") as said:
+                with os.fdopen(memory_file(), "r+b") as said:
                     with stderr_in(said):
                         check_decodes(value)
                     said.seek(0)

@@ -144,13 +144,14 @@ del os.pidfd_open, os.memfd_create
 USE = """
 import sys
 from shardprep import Loader
-from shardprep.formats import PlanOptions, convert
+from shardprep.formats import PlanOptions, convert, verify
 
 if __name__ == "__main__":
     source, output, crop_ready = sys.argv[1:]
     convert(source, output, plan_options=PlanOptions(crop_ready=crop_ready == "True"), workers=2, progress=False)
     with Loader(output + "/train", batch_size=8, workers=2, drop_last=False) as loader:
         print(sum(len(labels) for _, labels in loader) == len(loader.dataset))
+    verify(output + "/train", level="decode", workers=1).raise_for_findings()
 """
 
 
