@@ -379,10 +379,8 @@ def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[
     assert points[-1].began <= last * (1 + 1e-9) + 1e-6
 
 
-def test_without_the_kernels_account_nothing_is_known_of_waiting(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(messages, "SCHEDSTAT", str(tmp_path / "none"))
+def test_without_the_kernels_account_nothing_is_known_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SCHEDSTAT", f"{__file__}/none")
     clock = CpuClock()
     before = clock.read()
     sum(range(200_000))

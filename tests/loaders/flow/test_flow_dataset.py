@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import write_dataset
+from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle
@@ -70,6 +71,12 @@ def test_what_is_shuffled_and_taken_is_fetched_all_the_same(lmdb_shards: Path) -
     assert list(copy.run(PassContext(2))) == fetched
     with pytest.raises(IndexError, match="item 50 of 50"):
         list(node.keys(PassContext(), [50]))
+
+
+def test_a_damaged_dataset_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ManifestDamaged):
+        Flow.from_dataset(tmp_path)
 
 
 @pytest.mark.slow

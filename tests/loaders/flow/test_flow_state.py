@@ -49,6 +49,8 @@ GOOD = FLOW.state_dict()
     "state",
     [
         None,
+        [],
+        {},
         GOOD | {"version": 2},
         GOOD | {"pass": -1},
         GOOD | {"items": "3"},

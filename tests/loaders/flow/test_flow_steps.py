@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.node import INFINITE, UNKNOWN
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, exact
 from shardprep.loaders.flow.steps import describe
 
 ENDLESS = Flow.from_iterable([1]).repeat()
@@ -103,12 +103,19 @@ def test_dicts_of_one_batch_may_have_their_names_in_any_order() -> None:
     assert {name: part.tolist() for name, part in batch.items()} == {"a": [1, 3], "b": [2, 4]}
 
 
+def test_an_endless_flow_may_be_the_last() -> None:
+    assert list(islice(Flow.from_iterable([2]).concat(ENDLESS), 3)) == [2, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("flows", "weights", "length"),
     [
+        ([3, 4], None, Length(7, is_certain=False)),
         ([3, None], None, UNKNOWN),
         ([None, None], None, INFINITE),
         ([3, None], [0, 1], INFINITE),
+        ([3, None], [1, 0], exact(3)),
+        ([3], None, exact(3)),
     ],
     ids=str,
 )

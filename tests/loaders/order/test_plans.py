@@ -138,8 +138,11 @@ def test_no_receipts_do_not_merge():
 @pytest.mark.parametrize(
     "damage",
     [
+        {"epoch": "3"},
         {"epoch": -1},
+        {"skipped": 3},
         {"skipped": [-1]},
+        {"delivered": {}},
         {"delivered": {"count": 1, "digest": "12"}},
         {"delivered": {"count": 1, "digest": "x" * 32}},
         {"delivered": {"count": 1, "digest": 12}},

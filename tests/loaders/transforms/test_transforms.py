@@ -361,8 +361,7 @@ def test_images_of_any_extreme_aspect_differ_by_rounding_only(
     different = np.abs(
         evaluated(image, size, resize, interpolation).astype(int) - whole(image, size, resize, interpolation)
     )
-    is_stepped = interpolation == "area" and resize > shorter  # OpenCV rounds to either pixel beside an edge
-    assert different.max() <= (4 + 3 if is_stepped else 2)
+    assert different.max() <= 2
 
 
 def both(image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
