@@ -26,7 +26,7 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
-from shardprep.formats.shards.read import OUTPUT_FILES, published_file
+from shardprep.formats.shards.read import OUTPUT_FILES, FileEntry, published_file
 from shardprep.formats.storage.store import (
     TRIES,
     WAIT_S,
@@ -223,20 +223,23 @@ class StorePlace:
             await self._is_claimed(needed=True)
 
     async def finish(self, manifest: Manifest, proven: Mapping[str, StoredFile]) -> None:
-        """Publish the manifest if there is none and all ``proven`` files are unchanged.
+        """Publish the manifest if there is none and all ``proven`` files have the same content.
 
-        Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
+        Another process that does the same job may have written them again. Raises PlanMismatch for another
+        manifest or claim; RemoteFailed, also for a changed file.
         """
         if await self.holds(manifest):  # another process finished the same job
             return
         await self._is_claimed(needed=True)
         files = await self.remote.listed()
-        for name, stored in proven.items():
-            if files.get(name) != stored and await self.remote.about(name) != stored:
+        for file in manifest.files:
+            stored = proven[file.name]
+            changed = files.get(file.name) != stored and await self.remote.about(file.name) != stored
+            if changed and await intact(self.remote, file) is None:
                 raise RemoteFailed(
                     "was changed or removed by another process after it was uploaded; try again",
                     path=self.remote.place.url,
-                    shard=name,
+                    shard=file.name,
                 )
         if not await created(self.remote, MANIFEST_NAME, manifest.to_bytes()):
             await self.holds(manifest)
@@ -297,7 +300,7 @@ class Upload(FileTransfer):
         """
         e_tags = await self._local_e_tags()
         tried = 0
-        while (found := await self._intact(e_tags)) is None:
+        while (found := await intact(self.remote, self.entry, e_tags)) is None:
             if tried == TRIES:
                 raise RemoteDamaged(
                     f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
@@ -346,14 +349,15 @@ class Upload(FileTransfer):
                 yield part
                 self.done += len(part)
 
-    async def _intact(self, e_tags: tuple[str, str]) -> StoredFile | None:
-        """Return the store's metadata of the file if it is intact there."""
-        found = await self.remote.about(self.entry.name)
-        if found is None or found.size != self.entry.size:
+
+async def intact(remote: RemoteFolder, file: FileEntry, e_tags: Collection[str] = ()) -> StoredFile | None:
+    """Return the store's metadata of a file if it has one of the ETags, or is intact when read back."""
+    found = await remote.about(file.name)
+    if found is None or found.size != file.size:
+        return None
+    if found.e_tag not in e_tags:
+        try:
+            await Transfer(remote, file).fill(HashedBytes())
+        except (AnswerBroken, RemoteDamaged, RemoteMissing):
             return None
-        if found.e_tag not in e_tags:
-            try:
-                await Transfer(self.remote, self.entry).fill(HashedBytes())
-            except (AnswerBroken, RemoteDamaged, RemoteMissing):
-                return None
-        return found
+    return found

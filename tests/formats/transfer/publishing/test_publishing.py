@@ -6,6 +6,7 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from shardprep.formats import (
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
+from shardprep.formats.transfer.publish import StorePlace
 from support.datasets import StopAfter, flip, prep, prep_here, tree
 from support.faulty_proxy import Proxy
 from support.sampling import torture_except
@@ -162,6 +164,21 @@ def test_what_another_process_changes_before_the_end_is_found(
         publish(local / "train", url, at_once=1)
 
     assert not (bucket / "manifest.json").exists()
+
+
+def test_what_another_run_of_the_same_job_writes_again_before_the_end_is_accepted(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = StorePlace.finish
+
+    async def late(*arguments: Any) -> None:
+        shutil.copy(local / "train" / SHARD, tmp_path / "out")  # has another time, and so another ETag
+        await finish(*arguments)
+
+    monkeypatch.setattr(StorePlace, "finish", late)
+    published(local / "train", (tmp_path / "out").as_uri())
+
+    assert tree(tmp_path / "out") == tree(local / "train")
 
 
 def test_the_command_says_what_was_published(local: Path, url: str, proxy: Proxy) -> None:
