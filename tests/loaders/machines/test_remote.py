@@ -25,7 +25,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.machines import reception, serve as sending
-from shardprep.loaders.machines.ledger import SenderFailed
+from shardprep.loaders.machines.ledger import LEASE_STEPS, SenderFailed
 from shardprep.loaders.machines.socket import Message
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
@@ -73,7 +73,9 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
                 source.receipt().check(records, left_out=4 if name == "dropping_loader" else 0)
         stats = source.stats()
     assert stats.batches == sum(map(len, expected))
-    assert (stats.rejected, stats.stale, stats.repeated, stats.refused) == (0, 0, 0, ())
+    assert (stats.rejected, stats.refused) == (0, ())
+    # a sender that others wait for, on a busy machine, loses its leases, and may have sent their steps
+    assert stats.stale + stats.repeated <= LEASE_STEPS * stats.leases_given_again
 
 
 @pytest.mark.parametrize("gaps", ["close", "keep"])
