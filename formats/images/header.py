@@ -49,6 +49,8 @@ class ImageFlag(IntFlag):
     CROP_READY = 32768
 
 
+CROP_READY = int(ImageFlag.CROP_READY)  # for NumPy, which looks up attributes of an enum's class, slowly
+
 KINDS = {
     "JPEG": ImageFlag(0),
     "PNG": ImageFlag.PNG,

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError, printable
-from shardprep.formats.images.header import ImageFlag
+from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.record import LabelSpace, Record, check_transform
 from shardprep.formats.records.schema import Schema
@@ -42,8 +42,6 @@ from shardprep.formats.shards.manifest import (
     read_manifest,
 )
 from shardprep.formats.shards.read import LOCAL, LocalFiles, Rows, Shard
-
-_CROP_READY = int(ImageFlag.CROP_READY)
 
 
 class IndexRows(Protocol):
@@ -210,7 +208,7 @@ class RecordSet(Closable, ABC):
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()
         image = self._opened.image(shard, ordinal, (key, label, crc32c, offset, length))
         place = RecordPlace(number % count, shard, ordinal, key)
-        is_crop_ready = bool(flags & _CROP_READY)
+        is_crop_ready = bool(flags & CROP_READY)
         return self._opened.record(place, self._label_map[label], image, is_crop_ready=is_crop_ready)
 
     def __iter__(self) -> Iterator[Record]:

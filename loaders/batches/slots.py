@@ -7,7 +7,6 @@ import mmap
 import os
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -107,9 +106,9 @@ class SlotRing:
         fd = _allocate(layout, slots) if inherited is None else inherited.detach()
         self.layout = layout
         self.slots = slots
-        self.returned: deque[int] = deque()
         self.copied = 0
-        self._held: set[int] = set()
+        self._lent: dict[int, weakref.ref[Memory]] = {}
+        self._held: list[weakref.ref[Memory]] = []
         self._file = Descriptor(fd)
         # without MAP_POPULATE, with page faults in the workers, a ring runs at 80 %
         flags = mmap.MAP_SHARED | (0 if layout.sparse else mmap.MAP_POPULATE)
@@ -117,6 +116,7 @@ class SlotRing:
             self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
         except OSError as error:
             raise _too_little(layout, slots, str(error.strerror)) from error
+        _rings.add(self)
 
     def memory(self, slot: int) -> Memory:
         """Return a slot's bytes, page-aligned, without lending the slot."""
@@ -136,29 +136,32 @@ class SlotRing:
         for start, piece in inputs:
             piece.write(room[start : start + piece.size])
 
-    def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
-        """Return a slot's bytes. Once they and all views of them are dropped, ``returned`` gets the slot.
+    def lend(self, slot: int, watch: Callable[[Memory], weakref.ref[Memory]]) -> Memory:
+        """Return a slot's bytes. Once they and all views of them are dropped, the slot is among `returned()`.
 
-        ``on_return`` is called then, perhaps during garbage collection, so it must not take a lock.
+        ``watch`` makes the reference that wakes whoever waits for that.
         """
         memory = self.memory(slot)
-        weakref.finalize(memory, self._take_back, slot, on_return).atexit = False
+        self._lent[slot] = watch(memory)
         return memory
 
-    def _take_back(self, slot: int, on_return: Callable[[], None]) -> None:
-        self._held.discard(slot)
-        self.returned.append(slot)
-        on_return()
+    def returned(self) -> list[int]:
+        """Return the lent slots whose memory was dropped since the last call; in the thread that lends."""
+        slots = [slot for slot, memory in self._lent.items() if memory() is None]
+        for slot in slots:
+            del self._lent[slot]
+        return slots
 
     @property
     def most_held(self) -> int:
         """Number of slots that the consumer may keep at the same time."""
         return max(self.slots - RESERVE, MIN_SLOTS - 1)
 
-    def may_keep(self, slot: int) -> bool:
-        """Whether the consumer may keep a lent slot; otherwise its batch must be copied."""
+    def may_keep(self, lent: Memory) -> bool:
+        """Whether the consumer may keep a lent slot's memory; otherwise its batch must be copied."""
+        self._held = [memory for memory in self._held if memory() is not None]
         if len(self._held) < self.most_held:
-            self._held.add(slot)
+            self._held.append(weakref.ref(lent))
             return True
         if not (self.copied or self.layout.sparse):
             warnings.warn(
@@ -174,9 +177,22 @@ class SlotRing:
         """Release the memory; arrays on it stay valid until they are dropped. Idempotent."""
         self._map = memoryview(b"")
         self._file.close()
+        self._lent.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
+
+
+_rings: weakref.WeakSet[SlotRing] = weakref.WeakSet()
+
+
+def _stop_watching() -> None:
+    """In a forked copy of this process, wake nobody: the descriptor may be that of another file."""
+    for ring in _rings:
+        ring._lent.clear()
+
+
+os.register_at_fork(after_in_child=_stop_watching)
 
 
 def _allocate(layout: SlotLayout, slots: int) -> int:

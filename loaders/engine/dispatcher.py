@@ -7,11 +7,14 @@ import selectors
 import signal
 import threading
 import warnings
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.util import Finalize
+from operator import methodcaller
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, Self
@@ -74,6 +77,14 @@ POLL_INTERVAL_S = 0.2  # between two checks of the workers' progress
 SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 
 
+class _Watch(weakref.ref[Any]):
+    """A reference that rings a bell when its object is dropped, unless the reference is dropped first."""
+
+    __slots__ = ("bell", "ring")
+    bell: Bell
+    ring: Callable[[int], None]
+
+
 class Bell:
     """An eventfd that wakes a thread waiting in a selector.
 
@@ -94,6 +105,16 @@ class Bell:
         if self._file.made_here:  # a daemon may have closed all descriptors and reused this one
             with suppress(OSError, ValueError):  # it was finalized in the same garbage collection
                 os.eventfd_write(self.fileno(), 1)
+
+    def watch(self, target: Any) -> weakref.ref[Any]:
+        """Return a reference that rings once its target is dropped, unless the reference is dropped first.
+
+        It runs no Python code then, in which an interruption would be lost: weak references ignore errors.
+        """
+        reference = _Watch(target, methodcaller("ring", 1))
+        reference.bell = self  # keeps the descriptor open
+        reference.ring = partial(os.eventfd_write, self.fileno())
+        return reference
 
     def silence(self) -> None:
         """Let the thread wait again, once it was woken."""
@@ -278,8 +299,8 @@ class Dispatcher:
             self._next_check = monotonic() + interval
             for worker in self._workers.values():
                 self._check_progress(worker)
-        while self.ring.returned:
-            self._leases.release(self.ring.returned.popleft())
+        for slot in self.ring.returned():
+            self._leases.release(slot)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:
         """Handle a worker's messages, including the last ones after it has exited."""
@@ -406,7 +427,7 @@ class Dispatcher:
                 self._leases.release(batch.slot)
                 lent = np.empty(0, np.uint8)
             else:
-                lent = self.ring.lend(batch.slot, self.bell.ring)
+                lent = self.ring.lend(batch.slot, self.bell.watch)
             self._served.results.put((batch, lent))
             del lent  # this frame would keep the slot
             if (trace := self.trace) is not None:

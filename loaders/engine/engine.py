@@ -416,7 +416,7 @@ class Engine(Owned, Closable):
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
             raise self._error_of(leased, leased.failure, number)
-        copied = not dispatcher.ring.may_keep(leased.slot)
+        copied = not dispatcher.ring.may_keep(memory)
         batch = self._assembled(leased, memory, copied=copied)
         wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())

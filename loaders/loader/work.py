@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.images.header import ImageFlag
+from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
@@ -86,7 +86,7 @@ def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records |
     rows = index[numbers]
     for column in ("shard", "ordinal", *ADDRESS):
         items[column] = rows[column]
-    items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
+    items["crop_ready"] = rows["flags"] & CROP_READY != 0
     return items
 
 
@@ -194,7 +194,7 @@ class Subset:
         if self.chosen is None:
             return self.dataset.crop_ready / max(1, len(self))
         flags = self.dataset.index["flags"][self.chosen]
-        return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
+        return np.count_nonzero(flags & CROP_READY) / max(1, len(self))
 
     @property
     def labels(self) -> npt.NDArray[np.int32]:

@@ -29,7 +29,7 @@ def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.
         if not 0 <= value < 1 << 64:
             raise UsageError(f"{name} must be between 0 and 2**64 - 1, not {value}")
     key = np.array([seed, epoch], np.uint64)
-    return np.random.Philox(key=key, counter=np.array([0, 0, item, purpose], np.uint64))
+    return np.random.Philox(key=key, counter=np.array([0, 0, item, int(purpose)], np.uint64))
 
 
 def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int) -> np.random.Philox:
@@ -39,7 +39,7 @@ def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int)
     """
     bits = keyed_bits(Purpose.FLOW, seed=seed, epoch=pass_number)
     state = bits.state
-    state["state"]["counter"][2:] = item, branch << 32 | step << 8 | Purpose.FLOW
+    state["state"]["counter"][2:] = item, branch << 32 | step << 8 | int(Purpose.FLOW)
     bits.state = state
     return bits
 

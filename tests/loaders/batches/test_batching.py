@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
 from shardprep.loaders.batches.slots import SlotLayout, SlotRing, SlotsHeld
 from shardprep.loaders.batches.stack import stack
+from shardprep.loaders.engine.dispatcher import Bell
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.file_changes import files_of_at_most
 
@@ -47,28 +49,24 @@ def ring_of(count: int) -> SlotRing:
     return SlotRing(SlotLayout(4, fields), count)
 
 
-def ignore_return() -> None:
-    """The callback for returned slots; does nothing."""
-
-
 def test_a_slot_returns_when_the_last_view_of_its_arrays_is_dropped() -> None:
-    ring, bell = ring_of(2), []
-    arrays = ring.layout.arrays(ring.lend(1, lambda: bell.append("rung")), 4)
+    ring, bell = ring_of(2), Bell()
+    arrays = ring.layout.arrays(ring.lend(1, bell.watch), 4)
 
     row = arrays["a"][2:]
     arrays.clear()
     view = memoryview(row)
     del row
-    assert not ring.returned
+    assert not ring.returned()
     del view
 
-    assert list(ring.returned) == [1]
-    assert bell == ["rung"]
+    assert ring.returned() == [1]
+    bell.silence()  # raises BlockingIOError for a bell that has not rung
 
 
 def test_arrays_stay_readable_after_the_ring_is_closed_and_gone() -> None:
     ring = ring_of(2)
-    held = ring.layout.arrays(ring.lend(0, ignore_return), 4)["a"]
+    held = ring.layout.arrays(ring.lend(0, weakref.ref), 4)["a"]
     held[:] = 7
 
     ring.close()
@@ -81,14 +79,17 @@ def test_arrays_stay_readable_after_the_ring_is_closed_and_gone() -> None:
 
 def test_holding_more_than_the_ring_allows_gives_one_warning() -> None:
     ring = ring_of(4)
-    held = [ring.lend(slot, ignore_return) for slot in range(2) if ring.may_keep(slot)]
+    held = [ring.lend(slot, weakref.ref) for slot in range(4)]
 
+    assert ring.may_keep(held[0])
+    assert ring.may_keep(held[1])
     with pytest.warns(SlotsHeld, match="raise `slots`"):
-        assert not ring.may_keep(2)
-    assert not ring.may_keep(3)
+        assert not ring.may_keep(held[2])
+    assert not ring.may_keep(held[3])
 
     assert ring.copied == 2
-    assert len(held) == 2
+    del held[0]
+    assert ring.may_keep(held[0])
 
 
 def test_memory_that_the_system_refuses_is_an_error_that_says_what_to_lower() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,6 +176,29 @@ except KeyboardInterrupt:
 loader.close()
 """
     assert outcome(start(script)) == (0, "")
+
+
+def iterate_until_interrupted(loader: Loader, after_s: float) -> None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, after_s)
+    while signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+        for _ in loader:
+            pass
+    time.sleep(1)  # another thread may have received the signal
+
+
+@pytest.mark.slow
+def test_no_interruption_is_lost_while_a_batch_is_dropped(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", print)  # what Python ignores is lost, and no error of pytest
+    before = signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+    try:
+        with loader_on(lmdb_shards, batch_size=2, workers=1, read_ahead=0) as loader:
+            for number in range(150):
+                with pytest.raises(KeyboardInterrupt):
+                    iterate_until_interrupted(loader, 0.002 + number * 1e-5)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 CELL = """
