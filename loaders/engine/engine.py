@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from time import perf_counter
@@ -37,7 +38,7 @@ from shardprep.loaders.engine.messages import (
     fill_batch,
     unpack,
 )
-from shardprep.loaders.engine.trace import KEEP, BatchWait, Trace
+from shardprep.loaders.engine.trace import BatchWait, Trace
 from shardprep.loaders.engine.worker import SentWork
 
 
@@ -505,16 +506,16 @@ class Engine(Owned, Closable):
         if (trace := self._trace) is not None:
             trace.pauses.append(perf_counter())
 
-    def record(self, *, keep: int = KEEP) -> Trace:
-        """Start a new trace, which lasts until :meth:`stop_recording`."""
+    @contextmanager
+    def tracing(self, *, keep: int) -> Iterator[Trace]:
+        """Context of a trace with the last ``keep`` spans of each kind. Another one ends it."""
         trace = Trace(self._status_table.clock, self._work.stages, keep=keep)
         self._set_trace(trace)
-        return trace
-
-    def stop_recording(self, trace: Trace) -> None:
-        """End the trace, unless another one has been started since."""
-        if self._trace is trace:
-            self._set_trace(None)
+        try:
+            yield trace
+        finally:
+            if self._trace is trace:
+                self._set_trace(None)
 
     def _set_trace(self, trace: Trace | None) -> None:
         self._trace = trace

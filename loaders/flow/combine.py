@@ -16,7 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.progress import seed_of
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Length, Node, SharedNumbers, within
+from shardprep.loaders.flow.node import UNKNOWN, Length, Node, shared, within
 from shardprep.loaders.flow.passes import PassContext
 
 BLOCK = 1024
@@ -88,8 +88,8 @@ class Zip(Combined):
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         if numbers is None:
             return _zipped(self.begun(now))
-        shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
-        return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
+        places = shared(within(numbers, self.length), len(self.nodes))
+        return _zipped([node.pick(now.of(self, n), places[n]) for n, node in enumerate(self.nodes)])
 
 
 def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
 from shardprep.formats.storage.collection import open_records
-from shardprep.loaders.flow.node import Fetch, Fetched, Length, exact, within
+from shardprep.loaders.flow.node import Fetch, Fetched, Length, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
@@ -155,7 +155,7 @@ class FromDataset(Fetched):
 
     @property
     def length(self) -> Length:
-        return exact(len(self.dataset))
+        return Length(len(self.dataset))
 
     @property
     def fetch(self) -> Fetch:
@@ -179,8 +179,8 @@ class FromDataset(Fetched):
         """Context of a pass's keys, with their shards downloaded or read ahead, and the open cache."""
         shards, order = self.plan.shards(now.number), self.plan.order(now.number)
         places: Iterable[int] = within(numbers, self.length)
+        parts = self.columns.files_of(self.dataset)
         if isinstance(self.dataset, CachedDataset):
-            parts = self.columns.files_of(self.dataset)
             files = ShardFiles(parts, with_image=self.columns.with_image)
             places = iter(places)
             first = list(islice(places, 1))  # where a resumed pass continues
@@ -193,7 +193,6 @@ class FromDataset(Fetched):
             ):
                 yield map(self._key, order.each(chain(first, places))), cache
         else:
-            parts = self.columns.files_of(self.dataset)
             blocks = blocks_read(self.dataset, parts, with_image=self.columns.with_image)
             with reading_ahead(self.dataset.path, blocks, shards, budget=READ_AHEAD_BYTES) as ahead:
                 if ahead:

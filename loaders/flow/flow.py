@@ -28,7 +28,7 @@ from shardprep.loaders.flow.map import (
     ThreadMap,
     Transforming,
 )
-from shardprep.loaders.flow.node import Length, Node, has
+from shardprep.loaders.flow.node import Length, Node, has, walk
 from shardprep.loaders.flow.passes import Function, PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
 from shardprep.loaders.flow.sources import (
@@ -85,14 +85,6 @@ def structure_of(node: Node) -> Iterator[str]:
     for number, source in enumerate(node.sources):
         prefix = f"{number}. " if len(node.sources) > 1 else ""
         yield from (prefix + line for line in structure_of(source))
-
-
-def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
-    """Yield the transforms of a flow's steps in the form of a state, in the order of :func:`structure_of`."""
-    if isinstance(node, Map) and isinstance(node.function.call, Transforming):
-        yield kept_transform(node.function.call.transform)
-    for source in node.sources:
-        yield from kept_transforms(source)
 
 
 def _first_without_numbers(node: Node) -> Node:
@@ -664,7 +656,9 @@ class Flow(Closable):
 
     @cached_property
     def _transforms(self) -> list[dict[str, Any]]:
-        return list(kept_transforms(self.node))
+        """The transforms of the steps in the form of a state, in the order of :func:`structure_of`."""
+        calls = (node.function.call for node in walk(self.node) if isinstance(node, Map))
+        return [kept_transform(call.transform) for call in calls if isinstance(call, Transforming)]
 
     def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
         """Make the next iteration continue at the ``state`` of an equal flow.

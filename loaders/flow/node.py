@@ -72,7 +72,7 @@ class Length:
 
     def times(self, passes: int) -> Length:
         """The length of ``passes`` passes, one after the other."""
-        return Length(self.count * passes, self.is_certain) if passes else exact(0)
+        return Length(self.count * passes, self.is_certain) if passes else Length(0)
 
     def without(self, count: int) -> Length:
         """The length without the first ``count`` items."""
@@ -96,10 +96,6 @@ class Length:
 
     def __str__(self) -> str:
         return self.kind.value if math.isinf(self.count) else f"{self.kind.value} {int(self.count):,}"
-
-
-def exact(count: int) -> Length:
-    return Length(count)
 
 
 UNKNOWN = Length(math.inf, is_certain=False)
@@ -187,9 +183,16 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, int | float | str)
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """Yield the node and all nodes it draws from, from last to first."""
+    yield node
+    for source in node.sources:
+        yield from walk(source)
+
+
 def has(node: Node, kind: type[Node] | UnionType) -> bool:
     """Whether the node, or any node it draws from, is of this kind."""
-    return isinstance(node, kind) or any(has(source, kind) for source in node.sources)
+    return any(isinstance(each, kind) for each in walk(node))
 
 
 class Step(Node):
@@ -278,25 +281,23 @@ def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:
         yield number
 
 
-class SharedNumbers:
-    """The same numbers for several readers, each drawing them in any thread and at its own rate."""
+def shared(numbers: Iterable[int], readers: int) -> list[Iterator[int]]:
+    """Return the same numbers for several readers, each drawing them in any thread and at its own rate."""
+    source, lock = iter(numbers), threading.Lock()
+    waiting: list[deque[int]] = [deque() for _ in range(readers)]
 
-    def __init__(self, numbers: Iterable[int], readers: int) -> None:
-        self._numbers = iter(numbers)
-        self._lock = threading.Lock()
-        self._waiting: list[deque[int]] = [deque() for _ in range(readers)]
-
-    def of(self, reader: int) -> Iterator[int]:
-        own = self._waiting[reader]
+    def drawn(own: deque[int]) -> Iterator[int]:
         while True:
-            if not own:
-                with self._lock:
-                    for number in islice(self._numbers, 0 if own else 1):
-                        for waiting in self._waiting:
-                            waiting.append(number)
+            if not own:  # only then wait for another reader, which may wait long for its number
+                with lock:
+                    for number in islice(source, 0 if own else 1):
+                        for each in waiting:
+                            each.append(number)
                 if not own:
                     return
             yield own.popleft()
+
+    return [drawn(own) for own in waiting]
 
 
 def numbered(
@@ -308,5 +309,5 @@ def numbered(
     """
     if numbers is None:
         return step.drawn(now), count()
-    shared = SharedNumbers(numbers, 2)
-    return step.source.pick(now.of(step), shared.of(0)), shared.of(1)
+    own, places = shared(numbers, 2)
+    return step.source.pick(now.of(step), own), places

@@ -116,19 +116,6 @@ def _close_all(idle: deque[Closable]) -> None:
 
 
 @dataclass(frozen=True)
-class StepRandom:
-    """The random streams of one step. Picklable."""
-
-    seed: int
-    step: int
-    branch: int
-
-    def bits(self, pass_number: int, item: int = 0) -> np.random.Philox:
-        """Return the random stream of (seed, pass, item number, step), at its start."""
-        return flow_bits(self.seed, pass_number=pass_number, item=item, step=self.step, branch=self.branch)
-
-
-@dataclass(frozen=True)
 class PassContext:
     """The ``number``-th pass of a node; ``branch`` is the path to the node through combining steps.
 
@@ -165,7 +152,8 @@ class PassContext:
 
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """Return the random stream of (seed, this pass, item number, step), at its start."""
-        return self.stream(node, seed).bits(self.number, item)
+        branch = crc32(_packed(self.branch)) if any(self.branch) else 0
+        return flow_bits(seed, pass_number=self.number, item=item, step=node.height, branch=branch)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
         """Return a generator over :meth:`bits`."""
@@ -192,10 +180,6 @@ class PassContext:
                 raise
 
         return called
-
-    def stream(self, node: Node, seed: int) -> StepRandom:
-        """Return the step's random streams, which can be sent to another process."""
-        return StepRandom(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
 
 
 def _packed(branch: tuple[int, ...]) -> bytes:

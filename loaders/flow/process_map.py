@@ -34,8 +34,8 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.flow.map import Map
-from shardprep.loaders.flow.node import Fetch, Node, SharedNumbers, Step, numbered
-from shardprep.loaders.flow.passes import Function, PassContext, PassResources, StepRandom
+from shardprep.loaders.flow.node import Fetch, Node, Step, numbered, shared
+from shardprep.loaders.flow.passes import Function, PassContext, PassResources
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -46,8 +46,6 @@ ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u
 GROUP_WORK_S = 0.05  # work in a group for all workers together, so that its messages cost little
 GROUP_TIMEOUT_S = 0.02  # time after which an incomplete group is sent if items come slowly
 GROUP_BYTES = 64 << 20  # bytes of items or results that fill a group, so that slots stay small
-
-Numbered = Iterator[tuple[Any, int]]  # an item, and its number
 
 
 class EngineMeter:
@@ -98,7 +96,7 @@ class ItemGroups:
 
     def __init__(
         self,
-        numbered: Numbered,
+        numbered: Iterator[tuple[Any, int]],
         *,
         pass_number: int,
         rows: int,
@@ -210,14 +208,15 @@ ENDED = SkippedRow("the pass has no more items")
 class MapWork:
     """Calls ``function`` for each item, or for the item that ``fetch`` makes from a key. Picklable.
 
-    Without a function it returns the items unchanged, and ENDED after the last.
+    Without a function it returns the items unchanged, and ENDED after the last. ``bits`` is the random stream
+    of any of the items.
     """
 
     fetch: Fetch | None
     function: Function | None = None
     outputs: tuple[ArraySpec, ...] | None = None
     drop_none: bool = False
-    stream: StepRandom | None = None
+    bits: np.random.Philox | None = None
 
     item_dtype = ITEM
     stages = ("receive", "fetch", "map")
@@ -228,7 +227,7 @@ class MapWork:
         keep_freed_memory()
         with ExitStack() as opened:
             item_of = opened.enter_context(self.fetch()) if self.fetch else None
-            random = ItemRandom(self.stream.bits(0)) if self.stream else None
+            random = ItemRandom(self.bits) if self.bits else None
             yield partial(self._fill, item_of, random, clock)
 
     def _fill(
@@ -351,8 +350,8 @@ class ProcessMap(Map):
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
         fetch = self.source.fetch
         if fetch:
-            shared = SharedNumbers(range(self.source.length.items) if numbers is None else numbers, 2)
-            items, places = self.source.keys(now.of(self), shared.of(0)), shared.of(1)
+            own, places = shared(range(self.source.length.items) if numbers is None else numbers, 2)
+            items = self.source.keys(now.of(self), own)
         else:
             items, places = numbered(self, now, numbers)
         groups = ItemGroups(
@@ -378,7 +377,7 @@ class ProcessMap(Map):
             self.function,
             self.outputs,
             self.drop_none,
-            now.stream(self, self.seed) if self.random else None,
+            now.bits(self, self.seed) if self.random else None,
         )
         return Engine(
             work,

@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import count, islice
@@ -25,18 +24,10 @@ from shardprep.formats.runtime.files import cached_property, user_path
 from shardprep.formats.runtime.progress import checked_int, checked_seconds, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
-from shardprep.loaders.batches.passes import Passes, end, ending, returned
+from shardprep.loaders.batches.passes import Passes, ending, returned
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.flow.node import (
-    UNKNOWN,
-    Fetch,
-    Fetched,
-    Length,
-    Node,
-    exact,
-    fetch_by,
-    within,
-)
+from shardprep.loaders.flow.combine import ended
+from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Length, Node, fetch_by, within
 from shardprep.loaders.flow.passes import Function, PassContext
 from shardprep.loaders.loader.stats import FAKE
 from shardprep.loaders.order.parts import permutation
@@ -65,7 +56,7 @@ class FromSequence(Node):
 
     @property
     def length(self) -> Length:
-        return exact(len(self.items))
+        return Length(len(self.items))
 
     @property
     def never_change(self) -> bool:
@@ -88,7 +79,7 @@ class FromIterable(Node):
     @property
     def length(self) -> Length:
         items = self.passes.steady_length
-        return UNKNOWN if items is None else exact(items)
+        return UNKNOWN if items is None else Length(items)
 
     @property
     def never_change(self) -> bool:
@@ -176,7 +167,7 @@ class FromFiles(Fetched):
 
     @property
     def length(self) -> Length:
-        return exact(len(self.paths))
+        return Length(len(self.paths))
 
     @property
     def fetch(self) -> Fetch:
@@ -219,10 +210,8 @@ class FromParts(Node):
     length = UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        with ExitStack() as opened:
-            due = deque(self.part(now, number) for number in range(self.parts))
-            for items in due:
-                opened.callback(end, items)
+        with ended([self.part(now, number) for number in range(self.parts)]) as begun:
+            due = deque(begun)
             while due:
                 items = due.popleft()
                 if held := list(islice(items, 1)):
@@ -349,7 +338,7 @@ class FromFakeData(Fetched):
 
     @property
     def length(self) -> Length:
-        return exact(self.count)
+        return Length(self.count)
 
     @property
     def fetch(self) -> Fetch:

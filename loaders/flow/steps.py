@@ -23,10 +23,9 @@ from shardprep.loaders.flow.node import (
     Length,
     Node,
     Renumbered,
-    SharedNumbers,
     Step,
-    exact,
     numbered,
+    shared,
     within,
 )
 from shardprep.loaders.flow.passes import PassContext, map_with_notes
@@ -64,10 +63,10 @@ class Batch(InPlace):
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         source = self.source
         if numbers is not None:
-            shared = SharedNumbers(within(numbers, self.length), 3)
-            items = source.pick(now.of(self), chain.from_iterable(map(self._items_of, shared.of(0))))
-            sizes = (len(self._items_of(number)) for number in shared.of(1))
-            yield from self._made_of(now, items, sizes, shared.of(2))
+            own, sized, places = shared(within(numbers, self.length), 3)
+            items = source.pick(now.of(self), chain.from_iterable(map(self._items_of, own)))
+            sizes = (len(self._items_of(number)) for number in sized)
+            yield from self._made_of(now, items, sizes, places)
         elif not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
             with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
                 yield from map(self._finished, batches)
@@ -281,7 +280,7 @@ class Take(Renumbered):
 
     @property
     def length(self) -> Length:
-        return self.source.length.shortest(exact(self.count))
+        return self.source.length.shortest(Length(self.count))
 
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
         return iter(places)

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.node import SharedNumbers
+from shardprep.loaders.flow.node import shared
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.machines import wire
@@ -90,9 +90,9 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
 
 
 def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-    shared = SharedNumbers(steps, 2)
-    with closing(flow.pick(pass_number, shared.of(0))) as items:  # type: ignore[type-var]
-        yield from map(made_of, items, shared.of(1))
+    own, places = shared(steps, 2)
+    with closing(flow.pick(pass_number, own)) as items:  # type: ignore[type-var]
+        yield from map(made_of, items, places)
 
 
 def serve(

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
@@ -321,15 +321,9 @@ class LoaderBar(Iterator[Any], Closable):
             self._bar.close()
 
 
-@contextmanager
-def tracing(loader: Loader, *, keep: int = KEEP) -> Iterator[Trace]:
+def tracing(loader: Loader, *, keep: int = KEEP) -> AbstractContextManager[Trace]:
     """Trace ``loader`` within the context; the trace stays valid after it, and after the loader.
 
     ``keep`` is the number of the latest spans to keep of each kind. A second trace ends the first.
     """
-    engine = loader.engine
-    trace = engine.record(keep=keep)
-    try:
-        yield trace
-    finally:
-        engine.stop_recording(trace)
+    return loader.engine.tracing(keep=keep)

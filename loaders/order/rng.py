@@ -23,7 +23,7 @@ class Purpose(IntEnum):
     PARTITION = 5
 
 
-def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.random.Philox:
+def keyed_bits(purpose: int, *, seed: int, epoch: int, item: int = 0) -> np.random.Philox:
     """Return the stream's bit generator at its start. Raises UsageError unless 0 <= seed, epoch < 2**64."""
     for name, value in (("seed", seed), ("epoch", epoch)):
         if not 0 <= value < 1 << 64:
@@ -33,15 +33,8 @@ def keyed_bits(purpose: Purpose, *, seed: int, epoch: int, item: int = 0) -> np.
 
 
 def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int) -> np.random.Philox:
-    """Return the bit generator for one item at one step of a flow. Raises UsageError for an invalid seed.
-
-    The counter's last word is branch << 32 | step << 8 | purpose.
-    """
-    bits = keyed_bits(Purpose.FLOW, seed=seed, epoch=pass_number)
-    state = bits.state
-    state["state"]["counter"][2:] = item, branch << 32 | step << 8 | int(Purpose.FLOW)
-    bits.state = state
-    return bits
+    """Return the bit generator for one item at one step of a flow. Raises UsageError for an invalid seed."""
+    return keyed_bits(branch << 32 | step << 8 | Purpose.FLOW, seed=seed, epoch=pass_number, item=item)
 
 
 class ItemRandom:

@@ -16,7 +16,7 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
 from shardprep.loaders.batches.passes import end
-from shardprep.loaders.flow.node import INFINITE, Length, Node, exact, within
+from shardprep.loaders.flow.node import INFINITE, Length, Node, within
 from shardprep.loaders.flow.passes import PassContext
 
 
@@ -35,7 +35,7 @@ class Items(Node):
 
     @property
     def length(self) -> Length:
-        return INFINITE if self.count is None else exact(self.count)
+        return INFINITE if self.count is None else Length(self.count)
 
     def run(self, now: PassContext) -> Iterator[Any]:
         return self._items(now, range(1 << 40 if self.count is None else self.count))

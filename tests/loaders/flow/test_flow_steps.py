@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, exact
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length
 from shardprep.loaders.flow.steps import describe
 
 ENDLESS = Flow.from_iterable([1]).repeat()
@@ -114,8 +114,8 @@ def test_an_endless_flow_may_be_the_last() -> None:
         ([3, None], None, UNKNOWN),
         ([None, None], None, INFINITE),
         ([3, None], [0, 1], INFINITE),
-        ([3, None], [1, 0], exact(3)),
-        ([3], None, exact(3)),
+        ([3, None], [1, 0], Length(3)),
+        ([3], None, Length(3)),
     ],
     ids=str,
 )
