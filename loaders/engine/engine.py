@@ -20,13 +20,7 @@ from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
-from shardprep.loaders.engine.dispatcher import (
-    BatchRequest,
-    Dispatcher,
-    EngineRun,
-    NotReady,
-    Plan,
-)
+from shardprep.loaders.engine.dispatcher import BatchRequest, Dispatcher, EngineRun, NotReady, Plan
 from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, MAX_ROW_FAILURES, LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.messages import (
     CpuClock,

@@ -32,12 +32,25 @@ class SentWork:
     """
 
     def __init__(self, work: RowTask) -> None:
-        """Pickle the work. Raises UsageError if that is impossible."""
-        data, of_main = _pickled(work)
-        self.main = main_module() if of_main else {}
-        self._file, self._size = Descriptor(memory_file()), len(data)
+        """Pickle the work. Raises UsageError if that is impossible.
+
+        With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
+        """
+        has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+        try:
+            dumped = dumps_elsewhere(work, with_main=has_file)
+            if dumped.of_main and not has_file:
+                raise ImportError(UNIMPORTABLE)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
+            ) from error
+        self.main = main_module() if dumped.of_main else {}
+        self._file, self._size = Descriptor(memory_file()), len(dumped.data)
         with open(self._file.fileno(), "wb", closefd=False) as file:
-            file.write(data)
+            file.write(dumped.data)
 
     def received(self) -> RowTask:
         """Return the work. Raises whatever unpickling it raises."""
@@ -56,25 +69,6 @@ class SentWork:
         sent = cls.__new__(cls)
         sent._file, sent._size = Descriptor(handle.detach()), size
         return sent
-
-
-def _pickled(work: RowTask) -> tuple[bytes, bool]:
-    """Return the pickle, and whether unpickling it imports the main module.
-
-    With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
-    """
-    has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
-    try:
-        dumped = dumps_elsewhere(work, with_main=has_file)
-        if dumped.of_main and not has_file:
-            raise ImportError(UNIMPORTABLE)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
-        ) from error
-    return dumped.data, dumped.of_main
 
 
 def main(

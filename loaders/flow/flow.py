@@ -19,15 +19,7 @@ from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
 from shardprep.loaders.flow.dataset_source import FromDataset
-from shardprep.loaders.flow.map import (
-    Filter,
-    Map,
-    MapComponent,
-    Prefetch,
-    Select,
-    ThreadMap,
-    Transforming,
-)
+from shardprep.loaders.flow.map import Filter, Map, MapComponent, Prefetch, Select, ThreadMap, Transforming
 from shardprep.loaders.flow.node import Length, Node, has, walk
 from shardprep.loaders.flow.passes import Function, PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
@@ -88,7 +80,6 @@ def structure_of(node: Node) -> Iterator[str]:
 
 
 def _first_without_numbers(node: Node) -> Node:
-    """Return the first step or source whose items cannot be picked."""
     for source in node.sources:
         if not source.can_pick:
             return _first_without_numbers(source)

@@ -18,7 +18,7 @@ from shardprep.formats.runtime.files import Closable
 from shardprep.formats.runtime.progress import takes
 from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.loader.stats import GroupTimes
-from shardprep.loaders.order.rng import flow_bits
+from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.node import Node
@@ -153,7 +153,8 @@ class PassContext:
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """Return the random stream of (seed, this pass, item number, step), at its start."""
         branch = crc32(_packed(self.branch)) if any(self.branch) else 0
-        return flow_bits(seed, pass_number=self.number, item=item, step=node.height, branch=branch)
+        purpose = branch << 32 | node.height << 8 | Purpose.FLOW
+        return keyed_bits(purpose, seed=seed, epoch=self.number, item=item)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
         """Return a generator over :meth:`bits`."""

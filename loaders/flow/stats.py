@@ -145,13 +145,12 @@ class FlowMeter:
     """Sums the counters of all passes. One thread at a time begins passes; any thread may read."""
 
     def __init__(self, *, has_rows: bool) -> None:
-        self._has_rows = has_rows
         # the sum of finished passes, and the others; one tuple, so that a reader sees each pass once
         self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
-        begun = RunningPass(items, meter, has_rows=self._has_rows)
         total, known = self._passes
+        begun = RunningPass(items, meter, has_rows=total.has_rows)
         running = [(drawn, of) for drawn, of in known if drawn() is not None]
         over = [of for drawn, of in known if drawn() is None]
         self._passes = self._sum(total, over), [*running, (weakref.ref(begun), meter)]
@@ -162,7 +161,7 @@ class FlowMeter:
         return self._sum(total, [meter for _, meter in known])
 
     def _sum(self, total: FlowStats, meters: list[PassMeter]) -> FlowStats:
-        passes = (FlowStats.of(meter, has_rows=self._has_rows) for meter in meters)
+        passes = (FlowStats.of(meter, has_rows=total.has_rows) for meter in meters)
         return reduce(FlowStats.plus, passes, total)
 
 

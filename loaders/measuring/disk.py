@@ -16,12 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shardprep.formats.errors import NoSpace, UsageError
-from shardprep.formats.runtime.files import (
-    NETWORK_FILESYSTEMS,
-    filesystem_type,
-    naming,
-    user_path,
-)
+from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, filesystem_type, naming, user_path
 from shardprep.formats.runtime.json_record import JsonRecord
 from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest

@@ -24,17 +24,15 @@ class Purpose(IntEnum):
 
 
 def keyed_bits(purpose: int, *, seed: int, epoch: int, item: int = 0) -> np.random.Philox:
-    """Return the stream's bit generator at its start. Raises UsageError unless 0 <= seed, epoch < 2**64."""
+    """Return the stream's bit generator at its start. Raises UsageError unless 0 <= seed, epoch < 2**64.
+
+    The purpose of a step of a flow is branch << 32 | step << 8 | Purpose.FLOW.
+    """
     for name, value in (("seed", seed), ("epoch", epoch)):
         if not 0 <= value < 1 << 64:
             raise UsageError(f"{name} must be between 0 and 2**64 - 1, not {value}")
     key = np.array([seed, epoch], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, item, int(purpose)], np.uint64))
-
-
-def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int) -> np.random.Philox:
-    """Return the bit generator for one item at one step of a flow. Raises UsageError for an invalid seed."""
-    return keyed_bits(branch << 32 | step << 8 | Purpose.FLOW, seed=seed, epoch=pass_number, item=item)
 
 
 class ItemRandom:

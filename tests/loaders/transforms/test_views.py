@@ -27,7 +27,7 @@ from shardprep.loaders import (
 )
 from shardprep.loaders.loader.replay import pictures_of
 from shardprep.loaders.loader.run_card import RunCard, TransformCard
-from shardprep.loaders.order.rng import RecordRandom, flow_bits
+from shardprep.loaders.order.rng import RecordRandom, keyed_bits
 from shardprep.loaders.transforms.decode import EncodedImage
 from support.loaded import assert_same, crops_on, epoch_of
 from support.transform_examples import examples
@@ -139,7 +139,7 @@ def decoded(call: Any) -> Decoded:
 
 @pytest.mark.parametrize(
     "bits",
-    [lambda: np.random.PCG64(5), lambda: flow_bits(1, pass_number=2, item=3, step=4, branch=5)],
+    [lambda: np.random.PCG64(5), lambda: keyed_bits(5 << 32 | 4 << 8 | 4, seed=1, epoch=2, item=3)],
     ids=["another generator", "an item of a flow"],
 )
 def test_views_repeat_and_differ_with_any_generator(bits: Any) -> None:
