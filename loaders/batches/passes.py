@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 from shardprep.formats.errors import UsageError
@@ -123,6 +123,15 @@ def ending(batches: PassT) -> Iterator[PassT]:
         yield batches
     finally:
         end(batches)
+
+
+@contextmanager
+def ending_all(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
+    """Context that ends all of the passes."""
+    with ExitStack() as opened:
+        for each in passes:
+            opened.callback(end, each)
+        yield passes
 
 
 class _Pass(Iterator[Any]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import accumulate, chain, islice
@@ -15,7 +14,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.progress import seed_of
-from shardprep.loaders.batches.passes import end, ending
+from shardprep.loaders.batches.passes import ending, ending_all
 from shardprep.loaders.flow.node import UNKNOWN, Length, Node, shared, within
 from shardprep.loaders.flow.passes import PassContext
 
@@ -47,14 +46,6 @@ class Combined(Node):
 
     def begun(self, now: PassContext) -> list[Iterator[Any]]:
         return [node.run(now.of(self, n)) for n, node in enumerate(self.nodes)]
-
-
-@contextmanager
-def ended(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
-    with ExitStack() as opened:
-        for items in passes:
-            opened.callback(end, items)
-        yield passes
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ class Zip(Combined):
 
 def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:
     """Yield the joined items. ``zip`` would keep references to them."""
-    with ended(passes):
+    with ending_all(passes):
         yield from iter(partial(_row, passes), None)
 
 
@@ -170,7 +161,7 @@ class Mix(RandomlyCombined):
         cost = self.weights is None  # then a flow's weight is its number of remaining items
         left = [node.length.items for node in self.nodes] if cost else self.proportions
         word = words(now.bits(self, self.seed))
-        with ended(self.begun(now)) as passes:
+        with ending_all(self.begun(now)) as passes:
             while any(left):
                 n = weighted_choice(left, next(word))
                 found = list(islice(passes[n], 1))
@@ -193,7 +184,7 @@ class Choose(RandomlyCombined):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         weights = self.proportions
-        with ended(self.begun(now)) as passes:
+        with ending_all(self.begun(now)) as passes:
             for word in words(now.bits(self, self.seed)):
                 found = list(islice(passes[weighted_choice(weights, word)], 1))
                 if not found:

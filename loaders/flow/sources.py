@@ -24,9 +24,8 @@ from shardprep.formats.runtime.files import cached_property, user_path
 from shardprep.formats.runtime.progress import checked_int, checked_seconds, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
-from shardprep.loaders.batches.passes import Passes, ending, returned
+from shardprep.loaders.batches.passes import Passes, ending, ending_all, returned
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.flow.combine import ended
 from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Length, Node, fetch_by, within
 from shardprep.loaders.flow.passes import Function, PassContext
 from shardprep.loaders.loader.stats import FAKE
@@ -210,7 +209,7 @@ class FromParts(Node):
     length = UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        with ended([self.part(now, number) for number in range(self.parts)]) as begun:
+        with ending_all([self.part(now, number) for number in range(self.parts)]) as begun:
             due = deque(begun)
             while due:
                 items = due.popleft()

@@ -335,9 +335,14 @@ class LocallyShuffled(Renumbered):
         if self.can_pick:
             yield from self.pick(now)
             return
-        heap: list[_Entry] = []  # items leave it once no later item can precede them
+        # (key, number, item): numbers are unique, so items are never compared
+        heap: list[tuple[int, int, Any]] = []  # items leave it once no later item can precede them
+
+        def keyed(number: int, word: int, item: Any) -> tuple[int, int, Any]:
+            return (number << 32) + self.window * (word >> 32), number, item
+
         with ending(self.drawn(now)) as items:
-            for entry in map(self._entry, count(), words(now.bits(self, self.seed)), items):
+            for entry in map(keyed, count(), words(now.bits(self, self.seed)), items):
                 heappush(heap, entry)
                 next_key = entry[1] + 1 << 32
                 del entry
@@ -345,9 +350,3 @@ class LocallyShuffled(Renumbered):
                     yield heappop(heap)[2]
         while heap:
             yield heappop(heap)[2]
-
-    def _entry(self, number: int, word: int, item: Any) -> _Entry:
-        return (number << 32) + self.window * (word >> 32), number, item
-
-
-_Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so items are never compared

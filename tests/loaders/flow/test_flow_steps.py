@@ -103,10 +103,6 @@ def test_dicts_of_one_batch_may_have_their_names_in_any_order() -> None:
     assert {name: part.tolist() for name, part in batch.items()} == {"a": [1, 3], "b": [2, 4]}
 
 
-def test_an_endless_flow_may_be_the_last() -> None:
-    assert list(islice(Flow.from_iterable([2]).concat(ENDLESS), 3)) == [2, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("flows", "weights", "length"),
     [

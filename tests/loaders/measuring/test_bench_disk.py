@@ -35,7 +35,6 @@ from shardprep.loaders.measuring.disk_files import (
 )
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, full_profile, paths_of, rate
-from support.file_changes import files_of_at_most
 from support.process_table import children, text_of
 from support.scripts import session_of
 from support.waiting import until
@@ -313,13 +312,3 @@ def test_without_cold_rates_the_sentence_has_the_warm_one_only() -> None:
 
     assert "feeds 40,000 images/s warm" in said
     assert "cold" not in said
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    full_profile().save(tmp_path / "disk.json")
-    old = (tmp_path / "disk.json").read_bytes()
-    with files_of_at_most(100), pytest.raises(OSError, match="too large"):
-        full_profile().save(tmp_path / "disk.json")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["disk.json"]
-    assert (tmp_path / "disk.json").read_bytes() == old

@@ -125,12 +125,9 @@ def test_a_check_passes_exactly_when_every_record_came_once(records, total):
             receipt(records).check(total)
 
 
-def test_a_receipt_of_nothing_blesses_nothing():
+def test_a_receipt_of_nothing_blesses_nothing_and_no_receipts_do_not_merge():
     with pytest.raises(DataError, match="delivered 0 of 300"):
         EMPTY.leave_out(range(300)).check(300)
-
-
-def test_no_receipts_do_not_merge():
     with pytest.raises(UsageError, match="none"):
         Receipt.merge([])
 
