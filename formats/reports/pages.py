@@ -316,6 +316,7 @@ def _marked(left: float, up: float, word: str) -> list[Markup]:
 
 FILTERS: dict[str, Callable[..., object]] = {
     "name": shown_name,
+    "printable": printable,
     "size": size_text,
     "number": shown_number,
     "whole": shown_whole,
@@ -340,10 +341,14 @@ def page(template: str, *, title: str, **values: Any) -> str:
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     css = Markup(style)  # noqa: S704 - the package's own file
-    rendered = _environment().get_template(f"{template}.html")
     day = time.strftime("%Y-%m-%d", time.gmtime(float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())))
     made_by = [f"shardprep {version('shardprep')}", day, *_command()]
-    return rendered.render(title=title, style=css, policy=policy, made_by=made_by, **values)
+    return rendered(template, title=title, style=css, policy=policy, made_by=made_by, **values)
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Render a template in ``templates/``. Text of ``values`` is escaped and made printable."""
+    return _environment().get_template(f"{template}.html").render(**values)
 
 
 def _command() -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from shardprep.formats.errors import DataError, printable
-from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, shown_share
+from shardprep.formats.errors import DataError
+from shardprep.formats.reports.pages import bars, line_chart, page, rendered, shown_number, shown_share
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import built
 from shardprep.formats.runtime.progress import size
@@ -172,26 +172,18 @@ def course_charts(run: RunValues) -> list[Markup]:
     together = min(ceil(BATCHES * len(parts) / max(1, parts[:, 1].sum())), len(parts) // 2)
     width, joined = run.part_seconds * together, len(parts) // together
     began, batches, rows, ready, waited = parts[: joined * together].T.reshape(len(COURSE), joined, together)
-    times = (began[:, 0] + width / 2).tolist()
-    rates = (rows.sum(axis=1) / width).tolist()
-    waits = np.minimum(1.0, waited.sum(axis=1) / width).tolist()
-    queue = ((ready * batches).sum(axis=1) / np.maximum(1, batches.sum(axis=1))).tolist()
+    times = began[:, 0] + width / 2
+    queue = (ready * batches).sum(axis=1) / np.maximum(1, batches.sum(axis=1))
+    waits = np.minimum(1.0, waited.sum(axis=1) / width)
+    charts = (
+        ("Rate", f"{run.unit}/s", rows.sum(axis=1) / width, shown_number),
+        ("Queue", "batches ready", queue, shown_number),
+        ("Time the step waits", "share of time", waits, shown_share),
+    )
     return [
-        line_chart(list(zip(times, rates, strict=True)), title="Rate", x=SECONDS, y=f"{run.unit}/s"),
-        line_chart(list(zip(times, queue, strict=True)), title="Queue", x=SECONDS, y="batches ready"),
-        line_chart(
-            list(zip(times, waits, strict=True)),
-            title="Time the step waits",
-            x=SECONDS,
-            y="share of time",
-            show_y=shown_share,
-        ),
+        line_chart(np.stack((times, values), axis=1).tolist(), title=title, x=SECONDS, y=y, show_y=show)
+        for title, y, values, show in charts
     ]
-
-
-MOST_IN_NAME = 40
-BAR, LIMIT_BAR = "#0072b2", "#c0392b"
-CELL = "text-align: left; padding: 0 0.6em 0 0"
 
 
 def load_chart(values: dict[str, Any]) -> str:
@@ -199,32 +191,13 @@ def load_chart(values: dict[str, Any]) -> str:
 
     The limit is marked. There is no script. Names are shown as text, truncated to 40 characters.
     """
-    run, rows = RunValues.of(values), []
-    for stage in run.stages:
-        limits = stage.name == run.limits
-        colour = LIMIT_BAR if limits else BAR
-        rows.append(
-            Markup(
-                '<tr><td style="{cell}">{name}</td><td style="{cell}"><div style="width: 10em"><div style="'
-                'width: {width:.2f}em; height: 0.8em; background: {colour}"></div></div></td>'
-                '<td style="{cell}">{share:.0%}</td><td style="{cell}">{word}</td></tr>'
-            ).format(
-                cell=CELL,
-                name=printable(stage.name, MOST_IN_NAME),
-                width=10 * stage.utilisation,
-                colour=colour,
-                share=stage.utilisation,
-                word=Markup('<b style="color: {}">limits</b>').format(colour) if limits else "",
-            )
-        )
-    text = printable(run.sentence or "nothing is known before the second batch")
-    return Markup("<table>{}</table><p>{}</p>").format(Markup("").join(rows), text)
+    return rendered("stages", run=RunValues.of(values))
 
 
 MOST_EVENTS = 600  # drawn, with about 100 bytes of the page each
 MOST_TRACKS = 17  # the consumer and 16 workers
 COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last one
-LEFT, WIDTH, ROW, TIMELINE_BAR = 70, 570, 24, 18  # of the view
+LEFT, WIDTH, ROW = 70, 570, 24  # of the view
 WAITING = "waiting"
 KINDS = ("stage", "consumer")
 
@@ -238,8 +211,8 @@ class TracedSpan(NamedTuple):
     lasted: float
 
 
-def timeline(trace: Any) -> Markup:
-    """Return a picture of 600 spans from the middle of a loader's Chrome trace.
+def timeline(trace: Any) -> Part:
+    """Return a page's values for the picture of 600 spans from the middle of a loader's Chrome trace.
 
     Raises KeyError, TypeError, ValueError or AttributeError for anything else.
     """
@@ -262,7 +235,7 @@ def timeline(trace: Any) -> Markup:
     first = max(0, (len(found) - MOST_EVENTS) // 2)
     spans = found[first : first + MOST_EVENTS]
     if not spans:
-        return Markup("<p>The trace has no span.</p>")
+        return {"bars": []}
     tracks = sorted({span.track for span in spans})[:MOST_TRACKS]
     began = spans[0].began
     lasted = max(span.began + span.lasted for span in spans) - began or 1.0
@@ -270,41 +243,27 @@ def timeline(trace: Any) -> Markup:
     classes = {name: f"s{min(number, COLOURS - 1)}" for number, name in enumerate(filled)}
     if any(span.name == WAITING for span in spans):
         classes[WAITING] = "idle"
-    bar = Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
-    drawn = [
-        bar.format(
+    bars = [
+        (
             classes[span.name],
             LEFT + (span.began - began) / lasted * WIDTH,
-            tracks.index(span.track) * ROW + 2,
+            tracks.index(span.track) * ROW,
             max(span.lasted / lasted * WIDTH, 0.3),
-            TIMELINE_BAR,
         )
         for span in spans
         if span.track in tracks
     ]
-    texts = [
-        Markup('<text x="0" y="{}">{}</text>').format(row * ROW + 16, names.get(track, str(track))[:14])
-        for row, track in enumerate(tracks)
-    ]
-    height = ROW * len(tracks) + 20
-    axis = [
-        Markup('<text class="{}" x="{:.0f}" y="{}">{:.2f} s</text>').format(
-            "end" if part == 1 else "", LEFT + part * WIDTH, height - 4, part * lasted / 1e6
-        )
-        for part in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
-    key = Markup(
-        '<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{}" width="10" height="10"/></svg>{}</li>'
-    )
-    legend = [key.format(kind, shown_name(name, 40)) for name, kind in classes.items()]
     part = " from the middle of the trace" if len(spans) < len(found) else ""
-    text = f"{lasted / 1e6:.2f} seconds{part}, {len(drawn):,} spans of {len(tracks)} threads and processes."
-    return Markup(
-        '<p>{}</p><ul class="legend">{}</ul><div class="timeline"><svg role="img" viewBox="0 0 {} {}">'
-        "<title>Timeline</title><desc>{}</desc>{}</svg></div>"
-    ).format(
-        text, Markup("").join(legend), LEFT + WIDTH, height, text, Markup("").join([*texts, *drawn, *axis])
-    )
+    text = f"{lasted / 1e6:.2f} seconds{part}, {len(bars):,} spans of {len(tracks)} threads and processes."
+    return {
+        "text": text,
+        "classes": classes,
+        "rows": [(row * ROW, names.get(track, str(track))[:14]) for row, track in enumerate(tracks)],
+        "bars": bars,
+        "ticks": [(LEFT + part * WIDTH, part * lasted / 1e6) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
+        "width": LEFT + WIDTH,
+        "height": ROW * len(tracks) + 20,
+    }
 
 
 def run_page(
@@ -320,16 +279,12 @@ def run_page(
     run = RunValues.of(values["stats"] if is_bench else values)
     bench = values if is_bench else {}
     try:
-        shown = {
-            "name": name,
-            **{part: getattr(run, part) for part in ("stages", "limits", "rate", "unit")},
-            "sentence": run.sentence or "Nothing is known before the second batch.",
-            "facts": bench_facts(bench, values["stats"] if is_bench else values),
-        }
         return page(
             "run",
             title=f"{name}: what limits",
-            run=shown,
+            name=name,
+            run=run,
+            facts=bench_facts(bench, values["stats"] if is_bench else values),
             charts=course_charts(run),
             sweep=sweep_part(bench.get("sweep")),
             disk=disk_part(bench, disk),
