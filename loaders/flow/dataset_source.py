@@ -13,7 +13,6 @@ from typing import Any
 from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.records.record import SPACES, ItemForm
 from shardprep.formats.runtime.files import Closable, CollectedEnd, Owned
-from shardprep.formats.runtime.progress import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
@@ -137,7 +136,7 @@ class FromDataset(Fetched):
             plan = plan_of(
                 Subset(dataset),
                 shuffle=shuffle,
-                seed=seed_of(seed),
+                seed=seed,
                 batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
                 rank=0,
                 world_size=1,

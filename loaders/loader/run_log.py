@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardprep.formats.runtime.files import (
     user_path,
     user_paths,
 )
-from shardprep.formats.runtime.json_record import JsonRecord, built_fields, canonical_json, is_within
+from shardprep.formats.runtime.json_record import JsonRecord, built_fields, is_within, sha256_of
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.loader.options import place_of
@@ -106,7 +105,7 @@ class LogEntry(JsonRecord):
     def line(self) -> bytes:
         """Return the entry as a line of a log: JSON with a SHA-256 of its rest."""
         values = self.to_json()
-        return json.dumps(values | {"sha256": _sha256(values)}).encode() + b"\n"
+        return json.dumps(values | {"sha256": sha256_of(values).removeprefix("sha256:")}).encode() + b"\n"
 
     def append_to(self, path: str | os.PathLike[str]) -> None:
         """Append the line to a file, creating it if needed, and flush it.
@@ -149,20 +148,14 @@ class LogEntry(JsonRecord):
             raise DataError(f"is neither the log of a run nor a loader's state: {error}") from error
         if not is_line:
             return part
-        rest = {name: one for name, one in value.items() if name != "sha256"}
+        rest = {name: one for name, one in value.items() if name != "sha256"}  # as its release wrote it
         with suppress(ValueError, RecursionError):  # a NaN, or deep nesting
-            if value.get("sha256") == _sha256(rest) and is_within(rest, part.to_json()):
+            if f"sha256:{value.get('sha256')}" == sha256_of(rest) and is_within(rest, part.to_json()):
                 return part
         raise DataError("was changed: its SHA-256 does not match")
 
 
-def _sha256(line: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the values of a line, as the release that wrote it has them."""
-    return hashlib.sha256(canonical_json(line)).hexdigest()
-
-
 def _is_signed(log: int) -> bool:
-    """Whether the last line of a file is a signature."""
     end = max(0, os.fstat(log).st_size - SIGNATURE_BYTES)
     return _SIGNATURE in os.pread(log, SIGNATURE_BYTES, end)
 
@@ -197,16 +190,16 @@ class RunLog:
                 if isinstance(value, dict) and not LogEntry.is_format_of(value):
                     entry = LogEntry.from_json(value)
                     return cls(entry.card, [entry])
-        lines, signer = data, None
+        signer = None
         if (place := data.rfind(_SIGNATURE)) >= 0:
             from shardprep.loaders.loader.signature import Signature  # an extra
 
             with naming_file(file):
                 signature = Signature.from_line(data[place:])
                 signature.check(data[:place])
-            lines, signer = data[:place], signature.public
+            data, signer = data[:place], signature.public
         entries = []
-        for number, line in enumerate(lines.splitlines(), 1):
+        for number, line in enumerate(data.splitlines(), 1):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
