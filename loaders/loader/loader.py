@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from itertools import chain, count, islice
 from typing import Any, Literal, SupportsIndex
 
@@ -16,8 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.decode import warn_of_decoder, warn_of_other_decoder
-from shardprep.formats.images.pictures import Gallery
+from shardprep.formats.images.decode import (
+    checked_decoder,
+    cv2,
+    png_of,
+    warn_of_decoder,
+    warn_of_other_decoder,
+)
+from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import Closable, Owned, cached_property
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import checked_int, count_of
@@ -30,6 +38,7 @@ from shardprep.loaders.engine.dispatcher import Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
+from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.options import (
     WantedColumns,
     described,
@@ -46,16 +55,17 @@ from shardprep.loaders.loader.replay import (
     ReplayedRecord,
     RunOrder,
     first_parting,
-    shown_batch,
+    pictures_of,
 )
 from shardprep.loaders.loader.run_card import (
+    PLANNED,
     ChosenRecords,
     Resumed,
     RunCard,
     TransformCard,
     decoder_of,
     kept_transform,
-    loader_identity,
+    name_of,
     refuse_another,
     transform_digest,
 )
@@ -312,14 +322,8 @@ class Loader(Owned, Closable):
         """
         self.engine.refuse_closed()
         self._end_ahead()
-        engine, shards, subset, results, plan = (
-            self.engine,
-            self._shards,
-            self._subset,
-            self._results,
-            self._plan,
-        )
-        work, budget = self._work, self._read_ahead
+        engine, shards, subset, plan = self.engine, self._shards, self._subset, self._plan
+        results, work, budget = self._results, self._work, self._read_ahead
         blocks = blocks_read(self.dataset, work.parts, with_image=work.with_image)
         read_ahead = partial(reading_ahead, self.dataset.path, blocks, budget=budget, chosen=subset.chosen)
         opened = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
@@ -433,7 +437,28 @@ class Loader(Owned, Closable):
 
         Raises UsageError for a transform that cannot be compared.
         """
-        return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
+        plan, work = self._plan, self._work
+        columns = work.parts[0].columns
+        found = {
+            "dataset": plan.dataset,
+            "shuffle": json.dumps(plan.shuffle.to_json() if plan.shuffle else None),
+            "seed": str(plan.seed),
+            "batch size": str(plan.batch_size),
+            "drop_last": str(plan.drop_last),
+            "rank": f"{plan.rank} of {plan.world_size}",
+            "labels": digest_of(work.label_map),
+            "record numbers": str(self._with_numbers),
+            "bad records": "skipped" if work.skip_bad else "raised",
+            "transform": "none",
+        }
+        if columns or not work.with_image:
+            found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in columns)])
+        if work.transform is not None:
+            found["transform"] = f"{name_of(work.transform)} {digest_of(work.transform)}"
+            decoder = checked_decoder()
+            own = f", with the pixels {decoder.digest}" if decoder.differing else ""
+            found["OpenCV"] = cv2.__version__ + own
+        return found
 
     def key(self, number: int) -> str:
         """Return the key of the record with this number."""
@@ -575,9 +600,15 @@ class Loader(Owned, Closable):
         for a batch without images.
         """
         made = self.replay(self.epoch if epoch is None else epoch, step)
+        count = max(0, min(most, MOST_SHOWN, len(made)))
+        pictures = pictures_of(made.batch, self.transform)[:count]
         labels, classes = self.dataset.index["label"], self.dataset.classes
-        names = [classes[label] if (label := labels[number]) >= 0 else "" for number in made.numbers]
-        return shown_batch(made, self.transform, names, title=repr(self), most=most)
+        shown = []
+        for record, picture in zip(made.delivered, pictures, strict=False):
+            name = f", {classes[label]}" if (label := labels[record.number]) >= 0 else ""
+            shown.append(ShownImage(png_of(picture), f"{record.number:,}: {record.key}{name}"))
+        title = f"{self!r}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}"
+        return Gallery(title, shown)
 
     def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without skipped rows, and the places of both."""
@@ -612,10 +643,12 @@ class Loader(Owned, Closable):
         return None if isinstance(transform, AsColumns) else transform
 
     def _card(self, identity: str | None) -> RunCard:
-        plan, chosen, transform = self._plan, self._subset.chosen, self.transform
+        chosen, transform = self._subset.chosen, self.transform
         omission, omitted = self._subset.omission, self._subset.omitted
-        return RunCard.of(
-            plan,
+        versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
+        return RunCard(
+            **{name: getattr(self._plan, name) for name in PLANNED},
+            versions=versions | {"decoder": checked_decoder().digest},
             dataset=self.dataset.root,
             split=self.dataset.split,
             records=None if chosen is None else ChosenRecords.of(chosen),

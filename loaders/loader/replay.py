@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, png_of
-from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
+from shardprep.loaders.order.epoch import NOTHING, Epoch, EpochPlan, place_within
 from shardprep.loaders.order.parts import Ranges, Records
 from shardprep.loaders.transforms.contract import (
     CHANNELS_FIRST,
@@ -77,7 +76,6 @@ Compared = Callable[[int, int], int | None]
 
 KINDS: tuple[Kind, ...] = ("order", "labels", "columns", "augmentation")
 AT_ONCE: tuple[Kind, ...] = ("columns", "augmentation")
-NONE = np.empty(0, np.int64)
 
 
 class RunOrder(NamedTuple):
@@ -115,7 +113,7 @@ class RunOrder(NamedTuple):
         for rank in range(self.plan.world_size):
             own = self._replace(plan=replace(self.plan, rank=rank))
             for step, records in enumerate(islice(own.steps(epoch, start), steps.stop)):
-                there = records[np.isin(records, numbers)] if step in steps else NONE
+                there = records[np.isin(records, numbers)] if step in steps else NOTHING
                 found += [(step, rank, number) for number in there.tolist()]
         return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(found)]
 
@@ -193,7 +191,7 @@ def first_parting(
     if not kinds and not pixels:
         return None
     for epoch in epochs:
-        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NONE)):
+        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NOTHING)):
             rows = dict(_in_step(one, other, *both)) | {kind: 0 for kind in AT_ONCE if kind in kinds}
             if not rows and pixels and (row := pixels(epoch, step)) is not None:
                 rows = {"pixels": row}
@@ -224,7 +222,7 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
     seen = np.zeros((2, max(len(one.labels), len(other.labels))), np.bool_)
     steps = differing = 0
     for epoch in epochs:
-        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NONE):
+        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NOTHING):
             steps += 1
             differing += not np.array_equal(*both)
             for delivered, numbers in zip(seen, both, strict=True):
@@ -415,23 +413,6 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
         if low < 0 or high > 1:
             values = (values - low) / max(high - low, 1e-9)
     return np.asarray(np.rint((255 * values).clip(0, 255)), np.uint8)
-
-
-def shown_batch(
-    made: Replayed, transform: Transform | None, classes: Sequence[str], *, title: str, most: int
-) -> Gallery:
-    """Return up to ``most`` first images of a step, as PNG files, with the names of their ``classes``.
-
-    Raises UsageError without images.
-    """
-    count = max(0, min(most, MOST_SHOWN, len(made)))
-    pictures = pictures_of(made.batch, transform)[:count]
-    shown = []
-    for record, picture, name in zip(made.delivered, pictures, classes, strict=False):
-        text = f"{record.number:,}: {record.key}, {name}".rstrip(", ")
-        shown.append(ShownImage(png_of(picture), text))
-    step = f"step {made.step:,} of epoch {made.epoch:,}"
-    return Gallery(f"{title}: {count} of {len(made):,} images of {step}", shown)
 
 
 CELL = 160  # pixels per side of a picture

@@ -9,26 +9,21 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.metadata import version
 from itertools import zip_longest
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from shardprep.formats.errors import ShardprepError, UsageError
-from shardprep.formats.images.decode import checked_decoder, cv2
 from shardprep.formats.runtime.json_record import JsonRecord, built
 from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.digest import digest_of
-from shardprep.loaders.order.epoch import EpochPlan, Shuffle
+from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform
 from shardprep.loaders.transforms.transforms import ColorJitter, Cut, EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
-
-if TYPE_CHECKING:
-    from shardprep.loaders.loader.work import ShardWork
 
 MOST_LISTED = 4096
 
@@ -90,7 +85,7 @@ class TransformCard:
 
     @classmethod
     def of(cls, transform: Transform, identity: str | None) -> Self:
-        name = _title(transform)
+        name = name_of(transform)
         return cls(name, None, _arguments(transform)) if _is_own(transform) else cls(name, identity, None)
 
     def made(self) -> Transform:
@@ -211,13 +206,6 @@ class RunCard(JsonRecord):
                 f"it has rank {self.rank} of {self.world_size}, and batches of {self.batch_size}"
             )
 
-    @classmethod
-    def of(cls, plan: EpochPlan, **others: Any) -> Self:
-        """Return the card of a run with this plan, the installed versions and the other fields."""
-        ordered = {name: getattr(plan, name) for name in PLANNED}
-        versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
-        return cls(**ordered, versions=versions | {"decoder": checked_decoder().digest}, **others)
-
     def options(self, **given: Any) -> dict[str, Any]:
         """Return the arguments of this run's Loader, except the path of the dataset; some may be ``given``.
 
@@ -249,32 +237,8 @@ def decoder_of(state: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> dict[str, str]:
-    """Return the values that determine a loader's batches, by name."""
-    found = {
-        "dataset": plan.dataset,
-        "shuffle": json.dumps(plan.shuffle.to_json() if plan.shuffle else None),
-        "seed": str(plan.seed),
-        "batch size": str(plan.batch_size),
-        "drop_last": str(plan.drop_last),
-        "rank": f"{plan.rank} of {plan.world_size}",
-        "labels": digest_of(work.label_map),
-        "record numbers": str(with_numbers),
-        "bad records": "skipped" if work.skip_bad else "raised",
-        "transform": "none",
-    }
-    if work.columns or not work.with_image:
-        found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in work.columns)])
-    if work.transform is not None:
-        found["transform"] = f"{_title(work.transform)} {digest_of(work.transform)}"
-        decoder = checked_decoder()
-        own = f", with the pixels {decoder.digest}" if decoder.differing else ""
-        found["OpenCV"] = cv2.__version__ + own
-    return found
-
-
-def _title(value: object) -> str:
-    return str(getattr(value, "__name__", type(value).__name__))
+def name_of(transform: object) -> str:
+    return str(getattr(transform, "__name__", type(transform).__name__))
 
 
 Differences = dict[str, tuple[str, str]]

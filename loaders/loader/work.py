@@ -18,7 +18,7 @@ from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
-from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
 from shardprep.formats.shards.read import DAMAGE, Address, Room
@@ -324,11 +324,6 @@ class ShardWork:
     files: FileSource = field(default_factory=FileSource)
 
     stages = STAGES
-
-    @property
-    def columns(self) -> tuple[ColumnEntry, ...]:
-        """The columns of the first part; the others have the same."""
-        return self.parts[0].columns
 
     @property
     def item_dtype(self) -> np.dtype[Any]:
