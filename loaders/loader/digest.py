@@ -42,10 +42,8 @@ def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) ->
     else:
         kind, parts = _parts(value)
     inner = (*above, id(value))
-    return _joined(
-        kind,
-        (part if isinstance(part, _Literal) else _Literal(_digest(part, inner, without)) for part in parts),
-    )
+    found = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
+    return _joined(kind, found)
 
 
 class _Literal(bytes):

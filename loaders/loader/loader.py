@@ -7,7 +7,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -63,7 +63,6 @@ from shardprep.loaders.loader.run_card import (
     Resumed,
     RunCard,
     TransformCard,
-    decoder_of,
     kept_transform,
     name_of,
     refuse_another,
@@ -521,7 +520,10 @@ class Loader(Owned, Closable):
         found = resumed(self._plan, state)
         there = state.get("transform", self._kept_transform)  # older states have none
         refuse_another([there], [self._kept_transform], transform)
-        if self._kept_transform is not None and (decoder := decoder_of(state)) is not None:
+        decoder = None
+        with suppress(KeyError, TypeError):  # older states have no card
+            decoder = state["card"]["versions"]["decoder"]
+        if self._kept_transform is not None and isinstance(decoder, str):
             warn_of_other_decoder(decoder)
         self._next = self._current = self._place = found
 

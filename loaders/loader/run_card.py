@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from types import CodeType
@@ -226,15 +226,6 @@ class RunCard(JsonRecord):
         """Return a card of bounded size, without the numbers of chosen and omitted records."""
         records, without = (each and replace(each, numbers=None) for each in (self.records, self.without))
         return replace(self, records=records, without=without)
-
-
-def decoder_of(state: Mapping[str, Any]) -> str | None:
-    """Return the decoder's digest in a state's card; None if an older release wrote the state."""
-    try:
-        found = state["card"]["versions"]["decoder"]
-    except (KeyError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def name_of(transform: object) -> str:

@@ -162,12 +162,9 @@ def _is_signed(log: int) -> bool:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The record of a run.
+    """The record of a run: its card and the entries of its log or state; a card alone has none.
 
-    Attributes:
-        card: The run's card.
-        entries: The entries of its log or state; a card alone has none.
-        signer: The 32 bytes of the public key that checks the log's signature; None without one.
+    ``signer`` has the 32 bytes of the public key that checks the log's signature; None without one.
     """
 
     card: RunCard
@@ -272,8 +269,13 @@ class RunLog:
         if epochs is None and last >= MOST_EPOCHS:
             raise DataError(f"the log has epoch {last:,}; say by --epochs how many of them to search")
         for epoch in range(epochs or last + 1):
-            parts, reached = self._parts_of(epoch), 0
-            for part in parts:
+            entries = [entry for entry in self.entries if entry.receipt.epoch == epoch]
+            parts = {  # those that had different steps, each to its furthest entry
+                (entry.origin, entry.first, entry.card.world_size, entry.card.batch_size): entry
+                for entry in sorted(entries, key=lambda entry: entry.place)
+            }
+            reached = 0
+            for part in sorted(parts.values(), key=lambda entry: (entry.origin, entry.place, entry.start)):
                 own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})
                 begin = max(reached, part.origin, part.first)
                 untold = own.between(reached, begin, epoch)
@@ -282,15 +284,6 @@ class RunLog:
                 yield from own.sightings(wanted, epoch, part.first, steps)
                 reached = max(begin, part.place)
             yield from () if parts else order.sightings(wanted, epoch)
-
-    def _parts_of(self, epoch: int) -> list[LogEntry]:
-        """Return the furthest entries of the parts of an epoch that had different steps, in their order."""
-        own = [entry for entry in self.entries if entry.receipt.epoch == epoch]
-        found = {
-            (entry.origin, entry.first, entry.card.world_size, entry.card.batch_size): entry
-            for entry in sorted(own, key=lambda entry: entry.place)
-        }
-        return sorted(found.values(), key=lambda entry: (entry.origin, entry.place, entry.start))
 
     @property
     def passed(self) -> dict[int, Ranges]:
@@ -439,10 +432,7 @@ def prove(
 def _signers(
     paths: Sequence[Path], logs: Sequence[RunLog], signed_by: str | os.PathLike[str] | None
 ) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that signed the logs; none if a log is not signed.
-
-    Raises DataError for a log that is not signed by the public key in the file ``signed_by``.
-    """
+    """Return the fingerprints of the keys that signed the logs; none if one is not signed and need not be."""
     if signed_by is None and any(log.signer is None for log in logs):
         return ()
     from shardprep.loaders.loader.signature import load_public_key  # an extra

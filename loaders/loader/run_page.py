@@ -276,15 +276,15 @@ def run_page(
     ``name`` goes into the title. The page is one file without a script. Raises DataError for other values.
     """
     is_bench = isinstance(values, dict) and isinstance(values.get("stats"), dict)
-    run = RunValues.of(values["stats"] if is_bench else values)
-    bench = values if is_bench else {}
+    bench, stats = (values, values["stats"]) if is_bench else ({}, values)
+    run = RunValues.of(stats)
     try:
         return page(
             "run",
             title=f"{name}: what limits",
             name=name,
             run=run,
-            facts=bench_facts(bench, values["stats"] if is_bench else values),
+            facts=bench_facts(bench, stats),
             charts=course_charts(run),
             sweep=sweep_part(bench.get("sweep")),
             disk=disk_part(bench, disk),

@@ -62,12 +62,7 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
 
 @dataclass(frozen=True)
 class Signature:
-    """A signature of some bytes.
-
-    Attributes:
-        public: The public key that checks it, 32 bytes.
-        signature: The Ed25519 signature of RFC 8032, 64 bytes.
-    """
+    """An Ed25519 signature of RFC 8032, 64 bytes, and the ``public`` key that checks it, 32 bytes."""
 
     public: bytes
     signature: bytes

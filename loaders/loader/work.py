@@ -19,7 +19,7 @@ from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.dataset import IndexRows, RecordSet
+from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
 from shardprep.formats.shards.read import DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
@@ -76,18 +76,6 @@ class Item(NamedTuple):
     @property
     def address(self) -> Address:
         return self[-5:]
-
-
-def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
-    """Return the work items of these records, with random values numbered by ``draws``, or else by record."""
-    items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
-    items["epoch"], items["number"] = epoch, numbers
-    items["draw"] = numbers if draws is None else draws
-    rows = index[numbers]
-    for column in ("shard", "ordinal", *ADDRESS):
-        items[column] = rows[column]
-    items["crop_ready"] = rows["flags"] & CROP_READY != 0
-    return items
 
 
 KEYS_AT_ONCE = 1 << 20
@@ -218,8 +206,15 @@ class Subset:
 
     def items_at(self, places: Records, epoch: int) -> Items:
         """Return the work items of these places; random values go by record or, with weights, by place."""
-        numbers = self.numbers_at(places, epoch)
-        return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
+        index, numbers = self.dataset.index, self.numbers_at(places, epoch)
+        items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
+        items["epoch"], items["number"] = epoch, numbers
+        items["draw"] = places if self.weights else numbers
+        rows = index[numbers]
+        for column in ("shard", "ordinal", *ADDRESS):
+            items[column] = rows[column]
+        items["crop_ready"] = rows["flags"] & CROP_READY != 0
+        return items
 
 
 def _array(given: object, option: str) -> npt.NDArray[Any]:

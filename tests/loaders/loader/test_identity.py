@@ -185,12 +185,6 @@ def test_the_identity_does_not_name_workers_nor_where_the_data_lie(
         assert {n for n in one.identity if one.identity[n] != third.identity[n]} == {"dataset"}
 
 
-def test_a_transform_that_cannot_be_compared_has_no_identity(lmdb_shards: Path) -> None:
-    transform = partial(with_default, factor=threading.Lock())
-    with loader_on(lmdb_shards, transform=transform) as loader, pytest.raises(UsageError, match="identity="):
-        loader.identity  # noqa: B018
-
-
 @pytest.mark.slow
 def test_steps_are_drawn_no_further_ahead_than_the_slots_allow(lmdb_shards: Path) -> None:
     drawn = []

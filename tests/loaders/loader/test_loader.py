@@ -41,8 +41,7 @@ from shardprep.loaders import (
     decode_rgb,
 )
 from shardprep.loaders.engine.dispatcher import POLL_INTERVAL_S
-from shardprep.loaders.loader import work as loader_work
-from shardprep.loaders.loader.work import items_of
+from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.measuring import tracing
 from shardprep.loaders.order.epoch import Epoch
 from support.datasets import converted, flip, is_root, open_files
@@ -467,12 +466,14 @@ def test_a_transform_that_breaks_its_word_is_an_error_with_the_key(
 def test_a_record_that_is_intact_but_another_one_is_an_error(
     container: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_another_crc(*given: Any, **draws: Any) -> Any:
-        items = items_of(*given, **draws)
+    items_at = Subset.items_at
+
+    def with_another_crc(*given: Any) -> Any:
+        items = items_at(*given)
         items["crc32c"][3] ^= 1
         return items
 
-    monkeypatch.setattr(loader_work, "items_of", with_another_crc)
+    monkeypatch.setattr(Subset, "items_at", with_another_crc)
     with (
         two_workers_on(request.getfixturevalue(f"{container}_shards"), workers=0) as loader,
         pytest.raises(CorruptRecord, match="record 3 does not match its CRC-32C"),
