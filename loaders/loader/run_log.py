@@ -217,14 +217,12 @@ class RunLog:
         """
         found: dict[tuple[int, ...], LogEntry] = {}
         for path, log in zip(paths, logs, strict=True):
-            own = {entry.slot: entry for entry in log.entries}
-            for slot, entry in own.items():
+            for slot, entry in {entry.slot: entry for entry in log.entries}.items():
                 other = found.setdefault(slot, entry)
                 found[slot] = max(other, entry, key=lambda each: each.reached)
-                one, two = (
-                    (each.place, each.receipt.skipped, each.receipt.delivered) for each in (other, entry)
-                )
-                if one[0] == two[0] and one != two:
+                before, now = other.receipt, entry.receipt
+                is_same = (before.skipped, before.delivered) == (now.skipped, now.delivered)
+                if other.place == entry.place and not is_same:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
                         "the logs of one run only and, if it went back, only those with which it continued",

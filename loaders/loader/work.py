@@ -492,11 +492,9 @@ class ColumnResults(DeclaredResults):
 
     def __init__(self, columns: AsColumns) -> None:
         self._columns = columns
-        self._written = [spec.name for spec in columns.rows]
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
-        arrays = without(skipped, map(batch.arrays.__getitem__, self._written))
-        written = dict(zip(self._written, arrays, strict=True))
+        written = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
         rows: list[Any] = list(batch.payloads.values())
         names = self._columns.names
         return [{name: written[name] if name in written else self._sent(rows, name) for name in names}]

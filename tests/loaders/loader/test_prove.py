@@ -255,26 +255,17 @@ def test_chosen_records_too_many_for_a_log_are_given_again(
     assert "the run used the data" in prep_here("replay", hdf5_shards, "--card", log, "--step", "0").stderr
 
 
-@pytest.fixture(scope="module")
-def proven(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, RunProof]:
-    log = tmp_path_factory.mktemp("log") / "log"
-    train(lmdb_shards, log, without=[3], transform=TrainTransform(8), drop_last=False)
-    return log.read_bytes(), prove(lmdb_shards, [log])
-
-
 edits = st.lists(
     st.tuples(st.integers(0, 1 << 20), st.integers(0, 3), st.binary(max_size=3)), min_size=1, max_size=3
 )
 
 
 @pytest.fixture(scope="module")
-def signed(
-    lmdb_shards: Path, proven: tuple[bytes, RunProof], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A folder with the pair of keys ``trainer`` and a log ``signed`` by it."""
+def signed(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pair of keys ``trainer``, a ``log``, and the same log ``signed`` by it."""
     folder = tmp_path_factory.mktemp("signed")
     make_signing_keys(folder / "trainer")
-    (folder / "log").write_bytes(proven[0])
+    train(lmdb_shards, folder / "log", without=[3], transform=TrainTransform(8), drop_last=False)
     prove(lmdb_shards, [folder / "log"], save=folder / "signed", key=folder / "trainer.pem")
     return folder
 
