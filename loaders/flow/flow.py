@@ -50,6 +50,7 @@ from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
 STATE_VERSION = 1
+MOST_PASS = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -541,9 +542,7 @@ class Flow(Closable):
         return self._meter.count(items, now.meter)
 
     def _pass(self, number: int) -> PassContext:
-        if checked_int(number, "the number of a pass", least=0) >= 1 << 63:
-            raise UsageError(f"the number of a pass must be below 2**63, not {number}")
-        return PassContext(int(number), self._kept)
+        return PassContext(checked_int(number, "the number of a pass", least=0, most=MOST_PASS), self._kept)
 
     @property
     def parts(self) -> int:

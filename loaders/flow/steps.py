@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -31,7 +31,7 @@ from shardprep.loaders.flow.node import (
 from shardprep.loaders.flow.passes import PassContext, map_with_notes
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
-from shardprep.loaders.transforms.contract import converted
+from shardprep.loaders.transforms.contract import check_choice, converted
 
 Remainder = Literal["keep", "drop", "pad"]
 
@@ -48,7 +48,7 @@ class Batch(InPlace):
     title = "batch({0.size})"
 
     def __post_init__(self) -> None:
-        _check(self.remainder, get_args(Remainder))
+        check_choice("remainder", self.remainder, get_args(Remainder))
         if self.as_list and self.remainder == "pad":
             raise UsageError("lists cannot be padded: leave out as_list, or keep or drop the remainder")
 
@@ -104,7 +104,7 @@ class BatchByShape(Step):
     never_change = True
 
     def __post_init__(self) -> None:
-        _check(self.remainder, ("keep", "drop"))
+        check_choice("remainder", self.remainder, ("keep", "drop"))
 
     @property
     def length(self) -> Length:
@@ -130,11 +130,6 @@ class Unbatch(Step):
     def run(self, now: PassContext) -> Iterator[Any]:
         with ending(self.drawn(now)) as batches:
             yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
-
-
-def _check(remainder: object, known: Sequence[str]) -> None:
-    if remainder not in known:
-        raise UsageError(f"remainder must be one of {', '.join(known)}, not {remainder!r}")
 
 
 @dataclass(frozen=True)

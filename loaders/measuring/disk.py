@@ -18,6 +18,7 @@ import numpy as np
 from shardprep.formats.errors import NoSpace, UsageError
 from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, filesystem_type, naming, user_path
 from shardprep.formats.runtime.json_record import JsonRecord
+from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
@@ -218,10 +219,9 @@ def measure_disk(
         UsageError, ManifestDamaged: The path cannot be measured.
         NoSpace, OSError: The disk fails.
     """
-    if seconds < 0:
-        raise UsageError(f"cannot measure for {seconds:g} seconds")
-    if record_bytes is not None and not 1 <= record_bytes <= LARGEST_RECORD:
-        raise UsageError(f"records of {record_bytes} bytes: give 1 to {LARGEST_RECORD}")
+    seconds = checked_seconds(seconds, "the time to measure")
+    if record_bytes is not None:
+        checked_int(record_bytes, "record_bytes", least=1, most=LARGEST_RECORD)
     path, began = user_path(path), time.monotonic()
     end, why_not = began + seconds, "no folder beside it is writable"
 
