@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
 from time import perf_counter
@@ -91,61 +90,51 @@ def main(
             return
         gc.freeze()  # a collection no longer traverses what was imported: 1.5 % of the CPU of small crops
         _send(channel, pack_answer(Answer.READY))
-        _WorkerLoop(index, channel, ring, status_table, received, fill).serve()
-
-
-@dataclass(frozen=True)
-class _WorkerLoop:
-    index: int
-    channel: Channel
-    ring: SlotRing
-    status_table: StatusTable
-    work: RowTask
-    fill: Fill
-
-    def serve(self) -> None:
         began, cpu = perf_counter(), CpuClock()
         spent = cpu.read()
-        while (message := self.channel.receive()) is not None:
+        while (message := channel.receive()) is not None:
             got = perf_counter()
-            _send(self.channel, *self._answer(unpack_lease(message, self.work.item_dtype)))
+            lease = unpack_lease(message, received.item_dtype)
+            _send(channel, *_answer(lease, fill, ring, status_table, index))
             # After the answer: if a worker dies before answering, it died at this lease.
-            self.status_table.lease[self.index] = IDLE
-            self.status_table.waiting[self.index] += got - began
+            status_table.lease[index] = IDLE
+            status_table.waiting[index] += got - began
             began = perf_counter()
-            self.status_table.filling[self.index] += began - got
+            status_table.filling[index] += began - got
             before, spent = spent, cpu.read()  # one reading per lease: waiting takes no CPU time
-            self.status_table.cpu[self.index] += spent - before
+            status_table.cpu[index] += spent - before
 
-    def _answer(self, lease: Lease) -> tuple[Part, ...]:
-        try:
-            packer = self._finish(lease)
-        except BaseException as error:  # raised again, or reported, in the process that waits for this row
-            _, row = self.status_table.place(self.index)
-            return pack_answer(Answer.FAILED, lease.id, row), pack(error)
-        return pack_answer(Answer.DONE, lease.id), *packer.parts()
 
-    def _finish(self, lease: Lease) -> OutcomeWriter:
-        memory, layout = self.ring.memory(lease.slot), self.ring.layout
-        rows = len(lease.items)
-        end = lease.first + rows
-        arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
-        if layout.inputs:
-            arrays[INPUTS] = layout.input_area(memory)
-        packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
-        self.status_table.row[self.index] = 0
-        self.status_table.lease[self.index] = lease.id
-        if self._is_stale(lease):
-            return packer
-        for _, outcome in zip(range(rows), self.fill(lease.items, arrays, packer.room), strict=True):
-            packer.add(outcome)
-            self.status_table.row[self.index] = packer.rows
-            if self._is_stale(lease):
-                break
+def _answer(
+    lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int
+) -> tuple[Part, ...]:
+    try:
+        packer = _fill(lease, fill, ring, status_table, index)
+    except BaseException as error:  # raised again, or reported, in the process that waits for this row
+        _, row = status_table.place(index)
+        return pack_answer(Answer.FAILED, lease.id, row), pack(error)
+    return pack_answer(Answer.DONE, lease.id), *packer.parts()
+
+
+def _fill(lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int) -> OutcomeWriter:
+    """Fill the lease's rows, until its run is over."""
+    memory, layout = ring.memory(lease.slot), ring.layout
+    rows = len(lease.items)
+    end = lease.first + rows
+    arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
+    if layout.inputs:
+        arrays[INPUTS] = layout.input_area(memory)
+    packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
+    status_table.row[index] = 0
+    status_table.lease[index] = lease.id
+    if status_table.run[index] != lease.run:
         return packer
-
-    def _is_stale(self, lease: Lease) -> bool:
-        return bool(self.status_table.run[self.index] != lease.run)
+    for _, outcome in zip(range(rows), fill(lease.items, arrays, packer.room), strict=True):
+        packer.add(outcome)
+        status_table.row[index] = packer.rows
+        if status_table.run[index] != lease.run:
+            break
+    return packer
 
 
 def _send(channel: Channel, *parts: Part) -> None:

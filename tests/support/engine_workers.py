@@ -22,15 +22,14 @@ Action = Callable[..., object]
 INT64 = np.dtype(np.int64)
 
 
-def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
-    """Rows that contain their item twice: once small, once in every one of ``width`` pixels."""
-    fields = ArraySpec("number", (), "int64"), ArraySpec("pixels", (width,), "int32")
-    return SlotLayout(rows, fields, spare=spare)
+def layout(rows: int) -> SlotLayout:
+    """Rows that contain their item twice: once small, once in every one of 64 pixels."""
+    return SlotLayout(rows, (ArraySpec("number", (), "int64"), ArraySpec("pixels", (64,), "int32")))
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Write each item's number to its row, after the action that ``actions`` has for it (at -1, for any)."""
+    """Write each item's number to its row, after the action that ``actions`` has for it."""
 
     actions: Mapping[int, Action] = field(default_factory=dict)
     at_opening: Action | None = None
@@ -45,7 +44,7 @@ class Writing:
         def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
             for row, item in enumerate(items.tolist()):
                 began = time.perf_counter()
-                outcome = self.actions.get(item, self.actions.get(-1, nothing))(item)
+                outcome = self.actions.get(item, nothing)(item)
                 arrays["number"][row] = item
                 arrays["pixels"][row] = item
                 clock[0] += time.perf_counter() - began
