@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError
-from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import Descriptor
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
@@ -181,11 +180,8 @@ def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | PickledValue]
         return PayloadKind.SKIPPED, b"", np.frombuffer(outcome.reason.encode(), np.uint8)
     if isinstance(outcome, bytes | bytearray | memoryview):
         return PayloadKind.BYTES, b"", np.frombuffer(outcome, np.uint8)
-    if (
-        isinstance(outcome, np.ndarray)
-        and not is_masked(outcome)  # only its pickle has the mask
-        and len(form := _form(outcome)) <= _ENTRY["form"].itemsize
-    ):
+    # only its pickle has the mask of a masked array, or whatever else a subclass adds
+    if type(outcome) is np.ndarray and len(form := _form(outcome)) <= _ENTRY["form"].itemsize:
         return PayloadKind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
     return PayloadKind.OBJECT, b"", PickledValue.of(outcome)
 
@@ -208,7 +204,7 @@ def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> ob
 def _form(array: npt.NDArray[Any]) -> bytes:
     """Return a form like ``<f4:3,224,224``; for arrays that need pickle, such as bfloat16, one too long."""
     dtype = array.dtype
-    if dtype.hasobject or dtype.kind == "V" or not dtype.itemsize or type(array) is not np.ndarray:
+    if dtype.hasobject or dtype.kind == "V" or not dtype.itemsize:
         return bytes(_ENTRY["form"].itemsize + 1)
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
 
