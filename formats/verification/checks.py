@@ -192,6 +192,7 @@ class FileCheck:
     column's table of values of one size. ``keys`` are the records' keys, and ``rows`` their rows of the index
     or the column's table; None if these are damaged. ``number`` is the shard's, and ``field`` its column,
     None for records. ``region`` is the part of the archive that holds the images, None if the shard does.
+    The number of values decoded so far is written to ``place`` in the int64 array in the file ``counts``.
     """
 
     path: Path
@@ -204,6 +205,8 @@ class FileCheck:
     field: Field | None = None
     has_images: bool = True
     region: Region | None = None
+    counts: Path | None = None
+    place: int = 0
 
     @property
     def decode(self) -> bool:
@@ -219,6 +222,7 @@ class FileCheck:
         found, digests = CheckResult(), []
         flags = OPEN_FLAGS | os.O_NOFOLLOW
         with published_file(self.path, flags) as descriptor, reading(self.entry.name, found):
+            counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, OTHER_SHA256)
             if self.region:
@@ -231,6 +235,7 @@ class FileCheck:
                 digests.append(content_digest(key, label, value))
                 if self.decode:
                     self._decode(key, value, found)
+                    counts[self.place] = len(digests)
         found.digests = b"".join(digests)
         return found
 

@@ -19,7 +19,7 @@ import numpy as np
 from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import content_root
-from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.runtime.files import hash_file, memory_file
 from shardprep.formats.runtime.jobs import (
     AT_ONCE,
     ExecutorCall,
@@ -333,30 +333,33 @@ class _Verification:
         """
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
-        children = self.children if self.elsewhere is None else None
-        calls = [
-            partial(_found_by, check, self.files, file.size, children)
-            for check, file in zip(checks, files, strict=True)
-        ]
+        record_bytes = np.array([file.size / max(file.records, 1) for file in files])
         count = usable_cpus() if self.workers is None else max(1, self.workers)
         records, size = sum(file.records for file in files), sum(file.size for file in files)
         made: dict[int, CheckResult] = {}
-        places, done_records, done_bytes = iter(range(len(files))), 0, 0
+        places = iter(range(len(files)))
         sent = []
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
-            sent = [
-                ExecutorCall(partial(seen.called, entry.name, call), seen.path, entry.name)
-                for entry, call in zip((check.entry for check in checks), calls, strict=True)
-            ]
+            for check, file in zip(checks, files, strict=True):
+                call = partial(_found_by, check, self.files, file.size, None)
+                sent.append(ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))
 
         def submit(place: int) -> Future[Any]:
             if sent:
                 return sent[place].submitted(executor)
-            return threads.submit(calls[place])
+            check = replace(
+                checks[place], counts=Path(f"/proc/{os.getpid()}/fd/{shared.fileno()}"), place=place
+            )
+            return threads.submit(_found_by, check, self.files, files[place].size, self.children)
 
         title = "hash" if self.report.level == "full" else self.report.level
-        with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:
+        with (
+            os.fdopen(memory_file(), "r+b") as shared,
+            self.progress.task(title, records=records, size=size),
+            ThreadPoolExecutor(count) as threads,
+        ):
+            counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
             try:
                 at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
@@ -364,9 +367,8 @@ class _Verification:
                         if done is not None:
                             place, future = done
                             made[place] = sent[place].value_of(future) if sent else future.result()
-                            done_records += files[place].records
-                            done_bytes += files[place].size
-                        self.progress.at(done_records, done_bytes)
+                            counts[place] = files[place].records
+                        self.progress.at(int(counts.sum()), round(counts @ record_bytes))
             except BaseException:
                 self.children.kill()
                 self.files.stop()

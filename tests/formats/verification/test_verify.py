@@ -3,7 +3,7 @@
 import os
 import random
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -44,9 +44,16 @@ def test_any_flipped_byte_of_any_file_is_found(dataset: Path) -> None:
 
         assert [f.file for f in found] == [file.name]
         flip(file, position, bit)
+
+
+@patch("shardprep.formats.runtime.jobs.POLL_INTERVAL_S", 0.002)
+def test_decoding_shows_progress_within_a_shard(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "d", shard_size=1 << 30)
     progress = Mock(wraps=NoProgress())
-    assert verify(dataset, progress=progress).findings == []
-    assert progress.at.call_count > len(shards(dataset))  # also while a file is read
+    assert verify(tmp_path / "d", level="decode", progress=progress).findings == []
+    done = [call.args[0] for call in progress.at.call_args_list]
+    assert done == sorted(done)
+    assert len({*done}) > 2  # not only none and all
 
 
 @pytest.mark.slow
@@ -102,20 +109,11 @@ def test_without_a_manifest_a_dataset_is_incomplete(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_content_root_is_found_at_records_level(dataset: Path) -> None:
+def test_an_index_and_a_content_root_that_lie_are_found_at_records_level(dataset: Path) -> None:
     reseal(dataset, lambda manifest: manifest.update(content_root="blake3:" + "0" * 64))
-
-    assert findings(dataset) == []
     assert [f.file for f in findings(dataset, "records")] == ["manifest.json"]
 
-
-@pytest.mark.slow
-def test_an_index_that_lies_is_found_at_records_level(dataset: Path) -> None:
-    def lie(rows: np.ndarray) -> None:
-        rows["label"][0] += 1
-
-    with_rows(dataset, "index.npy", lie)
-
+    with_rows(dataset, "index.npy", lambda rows: rows["label"].__setitem__(0, rows["label"][0] + 1))
     assert findings(dataset) == []
     key = np.load(dataset / "index.npy")["key"][0].decode()
     assert [f.key for f in findings(dataset, "records")] == [key]
