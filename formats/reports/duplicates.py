@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,16 @@ Numbers = npt.NDArray[np.int64]
 def near_pairs(hashes: Hashes, distance: int) -> Iterator[Numbers]:
     """Yield all pairs of ``hashes`` that differ in at most ``distance`` bits, each once.
 
-    A pair is (i, j) with i < j; each array yielded is int64 [n, 2]. The bits are divided into one more band
-    than ``distance``. Two hashes within the distance are equal in at least one band, so only hashes equal in
-    a band are compared; a pair is yielded for the first such band. Needs a few times the memory of
-    ``hashes``, or more if very many are equal in a band.
+    A pair is (i, j) with i < j; each array yielded is int64 [n, 2]. The bits are divided into two more bands
+    than ``distance``. Two hashes within the distance are equal in at least two bands, so only hashes equal in
+    two bands are compared; a pair is yielded for the first two. Needs a few times the memory of ``hashes``,
+    or more if very many are equal in two bands.
     """
-    bands = distance + 1  # of every n-th bit, so that each has coarse and fine structure
-    masks = [np.uint64(sum(1 << bit for bit in range(band, 64, bands))) for band in range(bands)]
+    bands = distance + 2  # of every n-th bit, so that each has coarse and fine structure
+    band_masks = [sum(1 << bit for bit in range(band, 64, bands)) for band in range(bands)]
+    masks = [np.uint64(one | other) for one, other in combinations(band_masks, 2)]
     for number, mask in enumerate(masks):
-        for first, second in _near_in_band(hashes, mask, distance):
+        for first, second in _near_under(hashes, mask, distance):
             differing = hashes[first] ^ hashes[second]
             is_new = np.ones(len(differing), bool)
             for earlier in masks[:number]:
@@ -34,14 +36,14 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Numbers]:
                 yield np.sort(np.stack([first[is_new], second[is_new]], axis=1), axis=1)
 
 
-def _near_in_band(hashes: Hashes, mask: np.uint64, distance: int) -> Iterator[tuple[Numbers, Numbers]]:
+def _near_under(hashes: Hashes, mask: np.uint64, distance: int) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield the indexes of near hashes that are equal under a mask: adjacent ones, then two apart, ..."""
     masked = hashes & mask
     order = np.argsort(masked, kind="stable")
-    by_band, left = hashes[order], _left_in_run(masked[order])
+    ordered, left = hashes[order], _left_in_run(masked[order])
     at, apart = np.arange(len(order)), 1
     while len(at := at[left[at] > apart]):
-        is_near = np.bitwise_count(by_band[at] ^ by_band[at + apart]) <= distance
+        is_near = np.bitwise_count(ordered[at] ^ ordered[at + apart]) <= distance
         if is_near.any():
             near = at[is_near]
             yield order[near], order[near + apart]

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import cv2
@@ -347,3 +348,10 @@ def test_the_banded_search_equals_brute_force_and_names_each_pair_once(
     assert len(found) == len(set(found))
     numbered = combinations(enumerate(values), 2)
     assert set(found) == {(i, j) for (i, a), (j, b) in numbered if (a ^ b).bit_count() <= distance}
+
+
+def test_the_banded_search_compares_fewer_pairs_than_there_are_hashes() -> None:
+    many = np.random.default_rng(0).integers(0, 1 << 64, 5000, dtype=np.uint64)
+    with patch.object(np, "bitwise_count", wraps=np.bitwise_count) as compare:
+        assert not list(near_pairs(many, 4))
+    assert sum(call.args[0].size for call in compare.call_args_list) < len(many)
