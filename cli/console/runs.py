@@ -138,8 +138,8 @@ def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
     found = {}
     for name, file in (("records", subset), ("without", without)):
         if file is not None:
-            with foreign_file(file, "give an array, as numpy.save writes it"), file.open("rb") as opened:
-                found[name] = np.load(opened, allow_pickle=False)
+            with foreign_file(file, "give an array, as numpy.save writes it"):
+                found[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
     return found
 
 

@@ -25,6 +25,8 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(MINE)
     np.save(folder / "some.npy", np.arange(0, 40, 2))
     (folder / "cut.npz").write_bytes(b"PK\3\4")
+    short = (folder / "some.npy").read_bytes().replace(b"(20,), }" + b" " * 12, b"(20%s,), }" % (b"0" * 12))
+    (folder / "short.npy").write_bytes(short)
     for name, options in RUNS.items():
         with run(folder, **options) as loader:
             loader.card().save(folder / f"{name}.json")
@@ -127,7 +129,6 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000 among "),
         (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state sets it"),
         (["--card", "run.json", "--state", "state.json"], "give one of"),
-        (["--card", "other.json", "--step", 0], "seven"),
         (["--card", "other.json", "--step", 0, "--transform", "mine:seven"], "its transform was seven"),
         (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records was"),
         (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
@@ -138,6 +139,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
         (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save"),
+        (["--step", 0, "--subset", "short.npy"], "than file size; give an array, as numpy.save"),
         (["--card", "mine.py", "--step", 0], "line 1 is not JSON"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",
