@@ -100,7 +100,7 @@ def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
     if "RANK" not in environ and "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
         return _lightning(environ)
     names, step = list(LAUNCHERS), environ.get("SLURM_STEP_ID", "")
-    if step.isdecimal() and int(step) < SLURM_STEPS:
+    if step.isdecimal() and _number("SLURM_STEP_ID", step) < SLURM_STEPS:
         # a step may have fewer tasks than the job; older Slurm sets only SLURM_NTASKS
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         names.append(("SLURM_PROCID", size))
@@ -125,7 +125,7 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
             "LOCAL_WORLD_SIZE too, or make the Loader once torch.distributed is initialised (in Lightning, in "
             "train_dataloader()), or give it rank= and world_size="
         )
-    rank = int(node) * int(per_node) + int(local)
+    rank = _number("NODE_RANK", node) * _number("LOCAL_WORLD_SIZE", per_node) + _number("LOCAL_RANK", local)
     return checked_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
 
 
@@ -175,7 +175,8 @@ def checked_rank(
 
 
 def _number(name: str, value: int | str | None) -> int:
-    try:
-        return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+    with suppress(TypeError, ValueError):  # Python converts at most 4,300 digits
+        number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+        if number.bit_length() < 64:
+            return number
+    raise UsageError(f"{name} must be a whole number, not {value!r}")
