@@ -18,12 +18,6 @@ from support.loaded import assert_same, epoch_of
 from support.remote_ends import wired
 from support.sampling import torture_except
 
-IN_COMMON = {
-    *("epoch", "set_epoch", "batches_per_epoch", "batch_specs", "batches_never_change"),
-    *("state_dict", "load_state_dict", "stats", "close"),
-}
-"""Names that a program may use of whatever it draws batches from."""
-
 Make = Callable[..., Any]
 
 
@@ -39,11 +33,6 @@ def make(request: pytest.FixtureRequest, make_loader: Make) -> Make:
     if request.param == "Loader":
         return make_loader
     return lambda: FakeData(8, batch_size=20, size=(8, 8), classes=4)
-
-
-def test_fake_data_has_what_a_training_loop_needs() -> None:
-    for name in IN_COMMON:
-        assert callable(getattr(Loader, name)) == callable(getattr(FakeData, name)), name
 
 
 def test_a_step_is_replayed_shown_and_compared(make_loader: Make) -> None:

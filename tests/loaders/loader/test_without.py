@@ -16,9 +16,8 @@ import pytest
 from shardprep.formats import inspect, open_dataset, write_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
-from shardprep.loaders.loader.run_card import RunCard
 from support.datasets import prep_here
-from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on, numbers_in
+from support.loaded import crops_on, epoch_of, kept, loader_on, numbers_in
 from support.sampling import torture_except
 
 RECORDS = 204
@@ -79,15 +78,9 @@ def test_steps_and_passed_places_that_cannot_be_meant_are_refused(lmdb_shards: P
                 loader.load_state_dict(loader.state_dict() | {"passed": changed})
 
 
-def test_a_card_a_state_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_a_state_and_a_replay_of_it_are_without_them_too(lmdb_shards: Path, tmp_path: Path) -> None:
     with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
-        loader.card().save(tmp_path / "card.json")
         expected, state = epoch_of(loader), loader.state_dict()
-    card = RunCard.load(tmp_path / "card.json")
-
-    with Loader(lmdb_shards, workers=0, **card.options()) as again:
-        assert_same([again.replay(0, 3).batch], [expected[3]])
-        assert again.parting(loader) is None
     with crops_on(lmdb_shards, **RUN) as plain:
         parting = plain.parting(loader)
     assert parting
