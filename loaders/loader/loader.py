@@ -85,7 +85,7 @@ from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
 from shardprep.loaders.order.receipt import Receipt
-from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of
+from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, outputs_of
 
 DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -195,8 +195,7 @@ class Loader(Owned, Closable):
         cache: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
     ) -> None:
-        if on_bad_record not in ("raise", "skip"):
-            raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+        check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
         if not isinstance(read_ahead, SupportsIndex | float) or read_ahead < 0:
             raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead!r}")
         self._workers = (

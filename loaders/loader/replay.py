@@ -72,7 +72,6 @@ class ObservedTransform:
 
 
 Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]
-Compared = Callable[[int, int], int | None]
 
 KINDS: tuple[Kind, ...] = ("order", "labels", "columns", "augmentation")
 AT_ONCE: tuple[Kind, ...] = ("columns", "augmentation")
@@ -173,7 +172,7 @@ def first_parting(
     other: RunOrder,
     epochs: Iterable[int],
     *,
-    pixels: Compared | None = None,
+    pixels: Callable[[int, int], int | None] | None = None,
     step_done: Callable[[], object] = lambda: None,
 ) -> Parting | None:
     """Return the first difference between two runs in these epochs; None if there is none.

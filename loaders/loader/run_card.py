@@ -21,7 +21,7 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
-from shardprep.loaders.transforms.contract import LibraryVersion, Transform
+from shardprep.loaders.transforms.contract import LibraryVersion, Transform, check_choice
 from shardprep.loaders.transforms.transforms import ColorJitter, Cut, EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
 
@@ -310,8 +310,7 @@ def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transfo
 
     Both are lists of results of :func:`kept_transform`, with None for no transform.
     """
-    if transform not in ("same", "changed"):
-        raise UsageError(f"transform must be 'same' or 'changed', not {transform!r}")
+    check_choice("transform", transform, ("same", "changed"))
     if transform == "changed":
         return
     try:

@@ -38,7 +38,7 @@ from shardprep.loaders.engine.messages import (
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.order.parts import Omission, Records, WeightedParts
 from shardprep.loaders.order.rng import RecordRandom
-from shardprep.loaders.transforms.contract import AsColumns, Transform, fill_rows, outputs_of
+from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, fill_rows, outputs_of
 from shardprep.loaders.transforms.decode import decoding_seconds
 
 TIMED_OF = 8  # one of this many reads of encoded images is timed
@@ -117,8 +117,7 @@ class Subset:
             self.chosen = None if mask.all() else np.flatnonzero(mask)
         names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
         self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
-        if gaps not in ("close", "keep"):
-            raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
+        check_choice("gaps", gaps, ("close", "keep"))
         self.omission = None
         if without is not None:
             self.omission = self._omission(_array(without, "without"), closes=gaps == "close")
