@@ -225,11 +225,6 @@ def empty_tensors(specs: Sequence[Any]) -> list[Any]:
     return [tf.zeros([0] * (spec.shape.rank or 0), spec.dtype) for spec in specs]
 
 
-def empty_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    """Return empty arrays of these dtypes, for an element without a batch."""
-    return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
-
-
 def _checked(value: Any, spec: Any) -> Any:
     try:
         dtype = tf.as_dtype(value.dtype).name

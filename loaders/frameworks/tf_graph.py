@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.frameworks.tensors import Leaves, empty_arrays, empty_tensors, tf
+from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, tf
 
 LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold only briefly
 REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may lack a thread
@@ -245,16 +245,16 @@ class TensorQueue(OperatedSink):
         super().__init__()
         self.capacity = capacity
         self._specs = specs
-        self._empty_leaves = empty_arrays(specs) if self._in_session else empty_tensors(specs)
         with tf.device("CPU:0"):
             queue = self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
             self._add("put", lambda *fed: queue.enqueue(fed), *queue.dtypes)
+            self._add("end", lambda status: queue.enqueue([status, *empty_tensors(specs)]), tf.uint8)
             self._add("take", queue.dequeue)
             self._add("size", queue.size)
             self._add("close", partial(queue.close, cancel_pending_enqueues=True))
 
     def put(self, status: Status, leaves: Leaves) -> None:
-        self._run("put", int(status), *(leaves if status == Status.BATCH else self._empty_leaves))
+        self._run("put" if leaves else "end", int(status), *leaves)
 
     def take(self) -> tuple[Status, Leaves]:
         status, *leaves = self._run("take")

@@ -285,7 +285,6 @@ class FeederInput(Input):
         self._feeder.restart()
 
     def state_or_none(self) -> Any:
-        """Return the state of :meth:`state_dict`; None for a source without one."""
         return self._feeder.state()
 
     def load_state_dict(self, state: Any, **options: Any) -> None:
@@ -394,10 +393,7 @@ class QueueInput(FeederInput):
     """
 
     def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
-        passes = Passes(source)
-        element_spec = signature_of(passes, signature)
-        queue, feeder = fed_queue(passes, element_spec, capacity_of(passes, capacity, element_spec))
-        super().__init__(passes, element_spec, queue, feeder)
+        super().__init__(*fed_queue(Passes(source), signature, capacity))
 
 
 class BatchQueueInput(QueueInput):
@@ -437,13 +433,22 @@ class BatchQueueInput(QueueInput):
 
 
 def fed_queue(
-    passes: Passes, element_spec: Any, capacity: int, *, on_close: Callable[[], None] | None = None
-) -> tuple[Sink, Feeder]:
-    """Return a queue, for eager mode or the v1 graph that is being built, and its feeder."""
-    specs, convert = flat(element_spec), tensor_of if tf.executing_eagerly() else array_of
-    queue = TensorQueue(specs, capacity)
+    passes: Passes,
+    signature: Any,
+    capacity: int | str | None,
+    *,
+    waits: bool = True,
+    on_close: Callable[[], None] | None = None,
+) -> tuple[Passes, Any, Sink, Feeder]:
+    """Return the parts of a FeederInput with a queue, for eager mode or the v1 graph that is being built.
+
+    ``waits`` is as for :func:`capacity_of`, ``on_close`` as for a Feeder.
+    """
+    element_spec = signature_of(passes, signature)
+    queue = TensorQueue(flat(element_spec), capacity_of(passes, capacity, element_spec, waits=waits))
+    convert = tensor_of if tf.executing_eagerly() else array_of
     made_of = partial(converted, convert, element_spec, zero_copy=passes.batches_never_change)
-    return queue, Feeder(passes, queue, made_of, on_close=on_close)
+    return passes, element_spec, queue, Feeder(passes, queue, made_of, on_close=on_close)
 
 
 class StagingInput(FeederInput):
@@ -539,9 +544,9 @@ def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
 
 def _part_of(spec: Any, parts: int) -> Any:
     """Return the spec of one replica's rows."""
-    rows, *sides = spec.shape.as_list() if spec.shape.rank else [None]
-    if not spec.shape.rank or parts == 1:
+    if parts == 1 or not spec.shape.rank:
         return spec
+    rows, *sides = spec.shape.as_list()
     return tf.TensorSpec([rows // parts if rows and rows % parts == 0 else None, *sides], spec.dtype)
 
 
@@ -591,8 +596,7 @@ class DatasetInput(DirectInput):
 
     def _with_ends(self) -> Any:
         """Return an endless dataset of epochs, each followed by an element of empty tensors."""
-        specs = flat(self.element_spec)
-        ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(specs))
+        ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs))
 
         def marked(*parts: Any) -> Any:
             spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
@@ -717,15 +721,12 @@ class ZMQInput(FeederInput):
             raise UsageError("give a signature: it is not known before a sender has sent a batch")
         receiver = FrameReceiver(endpoint, senders=senders, bind=bind, limit_bytes=limit_bytes)
         try:
-            passes = Passes(receiver)
-            element_spec = signature_of(passes, signature)
-            room = capacity_of(passes, capacity, element_spec, waits=False)
-            queue, feeder = fed_queue(passes, element_spec, room, on_close=receiver.close)
+            made = fed_queue(Passes(receiver), signature, capacity, waits=False, on_close=receiver.close)
         except BaseException:
             receiver.close()
             raise
         self._receiver = receiver
-        super().__init__(passes, element_spec, queue, feeder)
+        super().__init__(*made)
 
     def close(self) -> None:
         self._receiver.close()  # first, or the senders would see an epoch end early, and begin the next

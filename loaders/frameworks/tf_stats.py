@@ -26,7 +26,6 @@ from shardprep.loaders.loader.stats import (
 STARVED_SHARE = 0.5  # of batches put into an empty queue; above it, a graph's steps count as starved
 SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
 COPYING_ADVICE = "its thread is busy copying; give it arrays aligned to 64 bytes"
-SHARES = ("mean_level", "starved", "blocked")
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +159,7 @@ class InputStats(ShownStats):
         parts = {name: getattr(self, name) for name in ("source", "loader", "upstream")}
         return {
             **super().to_dict(),
-            **{name: getattr(self, name) for name in SHARES},
+            **{name: getattr(self, name) for name in ("mean_level", "starved", "blocked")},
             **{name: part.to_dict() if part else None for name, part in parts.items()},
             "load": loads_to_list([self.load])[0] if self.load else None,
         }

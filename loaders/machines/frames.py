@@ -51,6 +51,9 @@ class FrameReceiver(Receiver):
         OperationError: The endpoint cannot be used.
     """
 
+    _name = "receiver"
+    _superseded = "another iteration of this receiver has begun; end the first, or use two receivers"
+
     def __init__(
         self,
         endpoint: str | Sequence[str],
@@ -67,14 +70,7 @@ class FrameReceiver(Receiver):
                 "bind=False one sender and one endpoint"
             )
         self._shares: Shares[LoadedStep] = Shares(senders=senders, ahead=high_water_mark)
-        super().__init__(
-            endpoints,
-            self._shares,
-            bind=bind,
-            limit_bytes=limit_bytes,
-            name="receiver",
-            superseded="another iteration of this receiver has begun; end the first, or use two receivers",
-        )
+        super().__init__(endpoints, self._shares, bind=bind, limit_bytes=limit_bytes)
 
     @property
     def rejected(self) -> int:
@@ -100,7 +96,7 @@ class FrameReceiver(Receiver):
 
     def _leave(self) -> None:
         """Dismiss the senders of the current epoch that have not finished."""
-        for address in self._shares.open:
+        for address in list(self._shares.open):
             self._reception.dismiss(address)
 
 

@@ -179,7 +179,6 @@ class Steps(Generic[T]):
         return True
 
     def _part_for(self, peer: bytes, below: int) -> Part | None:
-        """Choose the part for the peer's next step."""
         ready = [part for part in self._open_parts() if self._next_of(part) < below]
         choice = [part for part in ready if part.owner == peer] or [p for p in ready if p.owner is None]
         if not choice and ready:
@@ -439,7 +438,7 @@ class Shares(Ledger[T]):
         super().__init__(ahead=min(ahead, MAX_LEASE), lease_seconds=math.inf)
         self._senders = senders
         self._waiting: dict[bytes, str] = {}  # names of peers that do not take part
-        self._open: dict[bytes, Share] = {}
+        self.open: dict[bytes, Share] = {}  # peers that take part in this pass, and have not ended it
         self._ended: set[str] = set()  # names
         self._arrived = 0  # batches
         self._failure: SenderFailed | None = None
@@ -450,13 +449,8 @@ class Shares(Ledger[T]):
         self._arrived, self._failure = 0, None
 
     @property
-    def open(self) -> list[bytes]:
-        """The peers that take part in this pass, and have not ended it."""
-        return list(self._open)
-
-    @property
     def lack(self) -> str:
-        joined = len(self._open) + len(self._ended)
+        joined = len(self.open) + len(self._ended)
         if joined == self._senders:
             return ""
         return f"{joined} of {self._senders} senders have joined this epoch (each name counts once); waiting for more"
@@ -467,7 +461,7 @@ class Shares(Ledger[T]):
     def leave(self, peer: bytes, reason: str = "") -> None:
         """Remove a peer. The pass fails if the peer gives a reason, or if a batch of it has arrived."""
         self._waiting.pop(peer, None)
-        if (share := self._open.pop(peer, None)) is None:
+        if (share := self.open.pop(peer, None)) is None:
             return
         if reason:
             self._failure = self._failure or reported(SenderFailed, f"sender {share.name} failed", reason)
@@ -479,10 +473,10 @@ class Shares(Ledger[T]):
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
         for peer, name in list(self._waiting.items()):
-            names = {share.name for share in self._open.values()} | self._ended
+            names = {share.name for share in self.open.values()} | self._ended
             if name not in names and len(names) < self._senders and not self._failure:
-                self._open[peer] = Share(self._waiting.pop(peer))
-        for peer, share in self._open.items():
+                self.open[peer] = Share(self._waiting.pop(peer))
+        for peer, share in self.open.items():
             stop = share.arrived + self._ahead
             if stop - share.leased >= max(1, self._ahead // 16) and not self._failure:
                 yield peer, StepLease(self._next_id, self.pass_number, share.leased, stop)
@@ -506,7 +500,7 @@ class Shares(Ledger[T]):
         share = self._share_of(peer, pass_number)
         if not self._is_complete(share, total):
             return False
-        self._ended.add(self._open.pop(peer).name)
+        self._ended.add(self.open.pop(peer).name)
         if len(self._ended) == self._senders:
             self.steps.end_at(self._arrived)
         return True
@@ -519,9 +513,9 @@ class Shares(Ledger[T]):
         return self._failure
 
     def _share_of(self, peer: bytes, pass_number: int) -> Share:
-        if peer not in self._open or pass_number != self.pass_number:
+        if peer not in self.open or pass_number != self.pass_number:
             raise FrameDamaged("a sender refers to a pass that it does not take part in")
-        return self._open[peer]
+        return self.open[peer]
 
     def _is_complete(self, share: Share, sent: int) -> bool:
         """Return whether all that a peer has sent arrived. If not, the pass fails."""

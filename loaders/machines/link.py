@@ -223,10 +223,9 @@ class Link(Closable):
                 if made is not PASSED_OVER:
                     self._send(made)
                 return True
-        except FAILED:
-            raise
         except Exception as error:
-            self.report(error)
+            if not isinstance(error, FAILED):
+                self.report(error)
             raise
         return False
 
@@ -303,7 +302,6 @@ class Link(Closable):
             )
 
     def _receive_all(self) -> None:
-        """Handle all events and messages that have arrived."""
         for event, value in self._socket.events():
             if self._is_lost:
                 continue

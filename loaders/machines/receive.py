@@ -82,6 +82,11 @@ class RemoteSource(Receiver):
         SenderFailed: A step cannot be made by three senders, or by all.
     """
 
+    _name = "RemoteSource"
+    _superseded = (
+        "another iteration of this RemoteSource has begun, or a state was loaded; use two, or end the first"
+    )
+
     def __init__(
         self,
         endpoint: str | Sequence[str],
@@ -111,9 +116,6 @@ class RemoteSource(Receiver):
             auth=self._auth,
             limit_bytes=limit_bytes,
             expected={name: str(value) for name, value in (expected or {}).items()},
-            name="RemoteSource",
-            superseded="another iteration of this RemoteSource has begun, or a state was loaded; use two, or end "
-            "the first",
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,7 +159,7 @@ class RemoteSource(Receiver):
         """Number of batches of a pass. Raises TypeError if it is not known (yet)."""
         if self._reception.terms is None:
             with suppress(UsageError), self._exclusive.use():
-                self._reception.receive_all()
+                self._reception.receive()
         terms = self._reception.terms
         if terms is None or terms.steps == wire.UNKNOWN:
             reason = "no sender has connected yet" if terms is None else "the senders do not know it either"

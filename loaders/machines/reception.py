@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import zmq
@@ -214,12 +214,7 @@ class Reception:
 
         Raises SenderFailed if a step cannot be made.
         """
-        self._note_events()
-        for _ in range(HANDLED_AT_ONCE):
-            if self.steps.has_next or not (message := self.socket.receive()):
-                break
-            self._handle(message)
-            self._grant()
+        self.receive(lambda: self.steps.has_next)
         if not self.steps.has_next:
             if failure := self._ledger.failure:
                 raise failure
@@ -229,14 +224,15 @@ class Reception:
         self._grant()
         return taken
 
-    def receive_all(self) -> None:
-        """Handle what has arrived."""
-        self._note_events()
+    def receive(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Handle what has arrived, until it ``is_enough``."""
+        for event, _ in self.socket.events():
+            self._auth.note_event(event)
         for _ in range(HANDLED_AT_ONCE):
-            if not (message := self.socket.receive()):
+            if is_enough() or not (message := self.socket.receive()):
                 break
             self._handle(message)
-        self._grant()
+            self._grant()
 
     def wait(self) -> None:
         """Wait until something is there to be handled."""
@@ -250,7 +246,7 @@ class Reception:
 
     def close(self) -> None:
         if self.sends_done:
-            self.receive_all()  # the HELLOs of senders that have just connected
+            self.receive()  # the HELLOs of senders that have just connected
             for address in self.senders:
                 self._send_note(address, FrameKind.DONE)
         self.socket.close(linger_ms=LINGER_MS)
@@ -277,10 +273,6 @@ class Reception:
             leases_given_again=self._ledger.leases_given_again,
             waited=self._waited,
         )
-
-    def _note_events(self) -> None:
-        for event, _ in self.socket.events():
-            self._auth.note_event(event)
 
     def _handle(self, message: Message) -> None:
         if (is_dropped := message.peer in self._dropped) and self.socket.binds:
@@ -326,7 +318,6 @@ class Reception:
         self.socket.send(welcome, peer=message.peer)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
-        """Return why a sender is refused, "" if it is not."""
         if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:
             return "send_batches() is for a FrameReceiver or ZMQInput, and serve() for a RemoteSource"
         difference = hello.terms.difference(self._expected)
@@ -429,11 +420,13 @@ class Reception:
 class Receiver(Owned, Closable, ABC):
     """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
 
-    ``name`` names this object in errors; ``superseded`` is the error once another iteration has begun. A
-    context manager.
+    A context manager.
     """
 
     instead = "an endpoint has one receiver: make it where it is needed"
+
+    _name: ClassVar[str]  # in errors
+    _superseded: ClassVar[str]  # the error once another iteration has begun
 
     batches_never_change = True
 
@@ -442,8 +435,6 @@ class Receiver(Owned, Closable, ABC):
         endpoint: str | Sequence[str],
         ledger: Ledger[LoadedStep],
         *,
-        name: str,
-        superseded: str,
         limit_bytes: int | str,
         bind: bool = True,
         auth: ReceiverAuth | None = None,
@@ -461,9 +452,8 @@ class Receiver(Owned, Closable, ABC):
         )
         self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected)
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
-        self._superseded = superseded
         self._iteration = 0  # number of the current one
-        self._exclusive = ExclusiveUse(name, self._reception.close)
+        self._exclusive = ExclusiveUse(self._name, self._reception.close)
         Finalize(self, self._exclusive.close, exitpriority=20)
 
     def _batches(self, iteration: int) -> Iterator[Any]:

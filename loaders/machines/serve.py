@@ -163,13 +163,8 @@ def serve(
         notify = report or partial(_tell_waiting, endpoint, told)
         is_done = False
         while not is_done:
-            with Link(
-                endpoint,
-                hello,
-                work,
-                auth=SenderAuth(endpoint, keys),
-                on_change=lambda link: notify(now(link)),
-            ) as link:
+            auth = SenderAuth(endpoint, keys)
+            with Link(endpoint, hello, work, auth=auth, on_change=lambda link: notify(now(link))) as link:
                 is_done = _serve_over(link, endpoint, patience)
             stats = now(link)
         stats = replace(stats, state="the receiver was closed", lag=0)

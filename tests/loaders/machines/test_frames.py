@@ -23,7 +23,7 @@ from shardprep.loaders.machines.codec import (
     read_head,
     unpack_batch,
 )
-from support.frame_changes import Parts, damage_the_parts, flip_a_bit
+from support.frame_changes import Parts, damage_the_parts, flip_a_bit, wired
 from support.memory import memory_below
 from support.saved_items import JSON
 
@@ -50,11 +50,6 @@ batches = st.recursive(
 
 def unpacked(parts: Any, **limits: int) -> Any:
     return unpack_batch(read_head(parts[0]), parts[1:], **limits)
-
-
-def wired(parts: Any) -> list[bytes]:
-    """Return the parts as they are received: as copies."""
-    return [bytes(part) for part in parts]
 
 
 def assert_equal(one: Any, other: Any) -> None:

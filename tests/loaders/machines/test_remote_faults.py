@@ -26,7 +26,7 @@ from shardprep.loaders.machines.socket import MAX_TEXT_CHARACTERS, Message
 from shardprep.loaders.machines.wire import VERSION, Hello, SourceTerms, pack_delivery, read_lease
 from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.remote import RemoteSource
-from support.frame_changes import Parts, damage_the_parts, flip_a_bit
+from support.frame_changes import Parts, damage_the_parts, flip_a_bit, wired
 from support.remote_ends import ANY_PORT, TIMEOUT_S, serving, slow_numbers
 
 STEPS = 40
@@ -46,17 +46,13 @@ def delivery_of(step: int) -> LoadedStep:
     return LoadedStep(step, batch_of(step), np.array([step]))
 
 
-def wired(parts: Any) -> Parts:
-    return [bytes(part) for part in parts]
-
-
 class Room:
     """A reception with peers that the test plays: what it sends to each, and the batches it took."""
 
     def __init__(self) -> None:
         self.said: dict[bytes, list[Any]] = {}
         socket = SimpleNamespace(
-            send=self._say, events=lambda: (), receive=lambda: None, endpoint="here", dropped=0, binds=True
+            send=self._say, events=lambda: (), receive=lambda: None, endpoint="here", binds=True
         )
         ledger: Ledger[LoadedStep] = Ledger(ahead=12, lease_seconds=60)
         self.reception = Reception(socket, ReceiverAuth(None), ledger, limit=LIMIT)  # type: ignore[arg-type]

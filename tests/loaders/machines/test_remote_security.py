@@ -41,7 +41,7 @@ def gets_through(source: RemoteSource, keys: KeyFolder, endpoint: str | None = N
 
 def is_refused(source: RemoteSource) -> bool:
     """Whether a peer was, now that the events of the socket are looked at."""
-    source._reception.receive_all()
+    source._reception.receive()
     return source.stats().not_admitted > 0
 
 
