@@ -144,10 +144,7 @@ class Steps(Generic[T]):
             part.owner = None
 
     def arrive(self, step: int, item: T) -> bool:
-        """Add an arrived step; return whether it was missing.
-
-        Otherwise it counts as ``repeated``, or as ``stale`` if it is not from this pass or was not leased.
-        """
+        """Add an arrived step; return whether it was missing."""
         if not self.is_missing(step):
             return False
         self._arrived[step] = item

@@ -76,6 +76,8 @@ def test_a_process_that_is_not_a_receiver_is_reported(keys: KeyFolder) -> None:
         pytest.raises(WrongReceiver, match="not a receiver"),
     ):
         serve(one_item(), endpoint, keys=keys.sender())
+    with RemoteSource(ANY_PORT) as source, pytest.raises(WrongReceiver, match="no keys"):
+        serve(one_item(), source.endpoint, keys=keys.sender())
 
 
 @pytest.mark.slow
