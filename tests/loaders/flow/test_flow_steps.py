@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, shared
 from shardprep.loaders.flow.steps import describe
 
 ENDLESS = Flow.from_iterable([1]).repeat()
@@ -96,6 +97,24 @@ def test_only_numbers_are_shuffled_where_there_are_some() -> None:
         return number
 
     assert list(islice(Flow.from_iterable(range(1000)).map(noted).shuffle(1000), 3)) == drawn
+
+
+def test_a_number_that_one_reader_has_drawn_is_there_for_another_while_the_next_is_awaited() -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def numbers() -> Iterator[int]:
+        yield 0
+        waits.set()
+        assert go_on.wait(60)
+
+    ahead, behind = shared(numbers(), 2)
+    assert next(ahead) == 0
+    thread = threading.Thread(target=list, args=(ahead,))
+    thread.start()
+    assert waits.wait(60)
+    assert (next(behind), go_on.is_set()) == (0, False)
+    go_on.set()
+    thread.join()
 
 
 def test_dicts_of_one_batch_may_have_their_names_in_any_order() -> None:

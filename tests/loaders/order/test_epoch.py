@@ -266,15 +266,9 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     assert list(order.each(places)) == expected[places].tolist()
 
 
-# What is refused
-
-
 def test_too_many_records_are_refused() -> None:
     with pytest.raises(UsageError, match="more than"):
         epoch_order([MAX_RECORDS, 1], shuffle=None, seed=0, epoch=0)
-
-
-# Weights
 
 
 PARTS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
