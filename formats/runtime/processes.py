@@ -62,10 +62,11 @@ def starting_process() -> Iterator[None]:
     this = multiprocessing.current_process()
     with _start_lock:
         resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         was_daemonic, known = this.daemon, spawn.get_preparation_data
-        this.daemon, spawn.get_preparation_data, _this_thread.is_starting = False, _preparation_data, True
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            this.daemon, spawn.get_preparation_data, _this_thread.is_starting = False, _preparation_data, True
             yield
         except BlockingIOError as error:
             raise OperationError(
@@ -284,14 +285,17 @@ class SpawnedProcess(Owned):
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
         self._has_ended = False
+        arguments = (os.getpid(), child_end, target, given)
+        self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
         try:
             with child_end, starting_process():
-                arguments = (os.getpid(), child_end, target, given)
-                self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
                 self._process.start()
                 self._exit = exit_descriptor(self.pid)
         except BaseException:
             self.channel.close()
+            if self.pid:  # Ctrl-C during the start is raised after it
+                self._process.kill()
+                self._process.join()
             raise
         _started.add(self._process)
 

@@ -77,6 +77,7 @@ class PassDownloads(Owned, Closable):
         self._cache = source.opened()
         self._prefetcher = Prefetcher(self._cache, ahead=0)
         self._end = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
+        self._prefetcher.start()
 
     def close(self) -> None:
         self._end()

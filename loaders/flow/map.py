@@ -269,12 +269,13 @@ class Task:
 
 
 Tasks = SimpleQueue[Task]
-Ended = SimpleQueue[Task | None]  # None ends a thread
+Ended = SimpleQueue[Task | None]  # None ends the threads
 
 
 def run_all(tasks: Ended) -> None:
     for task in iter(tasks.get, None):
         task.run()
+    tasks.put(None)  # for the next thread
 
 
 class Threads(Owned):
@@ -301,10 +302,11 @@ class Threads(Owned):
 
 
 def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
-    with suppress(Empty):
-        while True:
-            tasks.get_nowait()
-    for _ in threads:
+    try:
+        with suppress(Empty):
+            while True:
+                tasks.get_nowait()
+    finally:  # even if this is interrupted
         tasks.put(None)
     until = monotonic() + PASS_END_TIMEOUT_S
     for thread in threads:

@@ -223,7 +223,7 @@ class Feeder(Owned):
         if self._on_close:
             self._on_close()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(CLOSE_TIMEOUT_S)
         if thread is None or not thread.is_alive():
             self.passes.close()
@@ -240,6 +240,7 @@ class Feeder(Owned):
     def _request_pass(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
         self._pass = _Pass()
         self._changed.notify_all()

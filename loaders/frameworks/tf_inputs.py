@@ -244,7 +244,7 @@ class FeederInput(Input):
         self._feeder = feeder
         self._in_session = not tf.executing_eagerly()
         # multiprocessing's finalizer runs before an engine stops its workers, while threads can be joined
-        self._finalizer = Finalize(self, feeder.close, exitpriority=20)
+        Finalize(self, feeder.close, exitpriority=20)
 
     def __iter__(self) -> Iterator[Any]:
         if self._in_session:
@@ -301,7 +301,7 @@ class FeederInput(Input):
 
     def close(self) -> None:
         self._drawing = None
-        self._finalizer()
+        self._feeder.close()  # not the finalizer, which an interruption would use up
 
 
 class FeedInput(DirectInput):
@@ -321,7 +321,7 @@ class FeedInput(DirectInput):
         passes = Passes(source)
         super().__init__(passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes, self.element_spec)
-        self._finalizer = self._pulled.closed_with(self)
+        self._pulled.closed_with(self)
         self._number: int | None = None  # of the pass that a graph dequeues from
         self._placeholders: list[Any] | None = None
         if not tf.executing_eagerly():
@@ -369,7 +369,7 @@ class FeedInput(DirectInput):
 
     def close(self) -> None:
         super().close()
-        self._finalizer()
+        self._pulled.close()
 
 
 class QueueInput(FeederInput):

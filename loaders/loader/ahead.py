@@ -118,17 +118,19 @@ class ReadAhead(Owned):
         self._path: Path | None = None
         self._file = Descriptor(-1)  # one is open at a time
         self._pending: deque[int] = deque()
+        # started later: an interruption in this method would leave it behind
         self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
-        self._thread.start()
 
     def expect(self, numbers: Records) -> None:
         self._spans.put(self._stream.span(numbers))
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop the thread. Idempotent; may be called at interpreter exit."""
         self._closed = True
         self._spans.put(None)
-        if not sys.is_finalizing():  # daemon threads no longer run then, and the join would time out
+        if self._thread.is_alive() and not sys.is_finalizing():  # daemon threads no longer run then
             self._thread.join(5)
 
     def _follow(self) -> None:
@@ -264,6 +266,8 @@ class Prefetcher(Owned):
         self.follow(())
         name = "shardprep-prefetch"
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(AT_ONCE)]
+
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
@@ -339,7 +343,8 @@ class Prefetcher(Owned):
     def join(self) -> None:
         """Wait for the threads to stop, for at most JOIN_TIMEOUT_S each."""
         for thread in self._threads:
-            thread.join(JOIN_TIMEOUT_S)
+            if thread.is_alive():
+                thread.join(JOIN_TIMEOUT_S)
 
 
 class EpochFeed(Owned):
@@ -437,6 +442,7 @@ class ShardFeed(LocalShards, Owned):
         self._prefetcher = Prefetcher(self._cache, ahead=ahead * files.per_shard)
         self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
         self._end = CollectedEnd(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))
+        self._prefetcher.start()  # which an interruption would leave behind without the line above
 
     def _check_limit(self, kept: int) -> None:
         room = self._cache.room_bytes

@@ -68,8 +68,8 @@ class ExclusiveUse(Owned):
         if not self._lock.acquire(blocking=False):
             self.check_open()
             raise UsageError(f"another thread iterates this {self._name}; use one {self._name} per thread")
-        self._user = threading.get_ident()
         try:
+            self._user = threading.get_ident()
             yield
         finally:
             self._user = None
@@ -194,6 +194,7 @@ class Reception:
         self._limit = limit
         self._ledger = ledger
         self._memory = MemoryPool()
+        self._message: Message | None = None  # is being handled
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._stale = 0
         self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
@@ -229,9 +230,11 @@ class Reception:
         for event, _ in self.socket.events():
             self._auth.note_event(event)
         for _ in range(HANDLED_AT_ONCE):
-            if is_enough() or not (message := self.socket.receive()):
+            if is_enough() or not (message := self._message or self.socket.receive()):
                 break
+            self._message = message  # to be handled again if Ctrl-C interrupts that
             self._handle(message)
+            self._message = None
             self._grant()
 
     def wait(self) -> None:
@@ -310,12 +313,12 @@ class Reception:
         if reason := self._refusal_reason(hello):
             self._drop(message.peer, reason, name=hello.name)
             return
-        self.senders[message.peer] = Sender(hello, message.user)
         self.terms = self.terms or hello.terms
         self._limit_steps()
-        self._ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
         welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self._limit)
         self.socket.send(welcome, peer=message.peer)
+        self._ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
+        self.senders[message.peer] = Sender(hello, message.user)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:

@@ -518,10 +518,10 @@ class Epoch:
 
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
-        self._steps += 1
-        self._receipt = self._receipt.add(numbers)
+        receipt = self._receipt.add(numbers)
         if skipped:
-            self._receipt = self._receipt.skip(skipped)
+            receipt = receipt.skip(skipped)
+        self._steps, self._receipt = self._steps + 1, receipt  # no interruption between the two
 
     def end(self) -> None:
         """Record that the consumer asked for a batch after the last one."""

@@ -10,17 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from shardprep.loaders import Loader
+from shardprep.loaders.order.receipt import Receipt
 from support.loaded import loader_on
 from support.process_table import children, descriptors
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.scripts import Start, line_of, outcome, scripts
-from support.waiting import until
+from support.waiting import interrupt, until
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
@@ -46,23 +49,45 @@ def never_start(loader: Loader) -> None:
 
 
 ENDINGS = [leave_early, drop_in_the_middle, drop_in_a_cycle, never_start]
+STARTS = [threading.Thread, SpawnProcess]
 
 
 @pytest.mark.slow
 @LINUX
-@pytest.mark.parametrize("ending", torture_except(ENDINGS, leave_early, never_start))
+@pytest.mark.parametrize("ending", torture_except([*ENDINGS, *STARTS], leave_early, never_start, *STARTS))
 def test_processes_threads_and_descriptors_return_to_where_they_were(
-    lmdb_shards: Path, ending: Callable[[Loader], None]
+    lmdb_shards: Path, ending: Callable[[Loader], None] | type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if Ctrl-C arrives while a thread reads ahead or a process is started."""
     with Loader(lmdb_shards, batch_size=4, workers=1) as loader:
         iter(loader)  # multiprocessing keeps a descriptor or two once it has started a process
+    del loader
     before = descriptors(), threading.active_count(), children()
 
     for workers in (0, 2):
-        ending(loader_on(lmdb_shards, batch_size=4, workers=workers, slots=3))
+        if isinstance(ending, type):
+            interrupt(monkeypatch, ending, "start")
+            with suppress(KeyboardInterrupt):
+                drop_in_the_middle(Loader(lmdb_shards, batch_size=4, workers=workers))
+        else:
+            ending(loader_on(lmdb_shards, batch_size=4, workers=workers, slots=3))
         gc.collect()
 
     until(lambda: (descriptors(), threading.active_count(), children()) == before)
+
+
+def test_ctrl_c_while_a_batch_is_counted_changes_no_state(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_on(lmdb_shards, batch_size=4, workers=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        interrupt(monkeypatch, Receipt, "add")
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+
+        assert loader.state_dict() == state
 
 
 PRELUDE = """
@@ -153,31 +178,6 @@ for batch in loader:
     assert said.endswith("KeyboardInterrupt\n")
 
 
-@pytest.mark.torture
-@LINUX
-def test_after_ctrl_c_in_a_notebook_the_loader_goes_on(start: Start) -> None:
-    script = """
-import threading
-loader = Loader(path, batch_size=4, transform=Tagging({"": nap}), shuffle=LocalShuffle(50), workers=2)
-threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-delivered = 0
-try:
-    while True:
-        for batch in loader:
-            delivered = loader.receipt().count
-except KeyboardInterrupt:
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    for batch in loader:
-        pass
-    receipt = loader.receipt()
-    receipt.check(204)
-    assert receipt.epoch == state["epoch"]
-loader.close()
-"""
-    assert outcome(start(script)) == (0, "")
-
-
 def iterate_until_interrupted(loader: Loader, after_s: float) -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, after_s)
     while signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
@@ -187,7 +187,7 @@ def iterate_until_interrupted(loader: Loader, after_s: float) -> None:
 
 
 @pytest.mark.slow
-def test_no_interruption_is_lost_while_a_batch_is_dropped(
+def test_no_interruption_is_lost_and_the_loader_goes_on(
     lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", print)  # what Python ignores is lost, and no error of pytest
@@ -197,6 +197,12 @@ def test_no_interruption_is_lost_while_a_batch_is_dropped(
             for number in range(150):
                 with pytest.raises(KeyboardInterrupt):
                     iterate_until_interrupted(loader, 0.002 + number * 1e-5)
+                loader.load_state_dict(loader.state_dict())
+            epoch = loader.epoch
+            for _ in loader:
+                pass
+            loader.receipt().check(204)
+            assert loader.receipt().epoch == epoch
     finally:
         signal.signal(signal.SIGVTALRM, before)
 

@@ -27,6 +27,7 @@ from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.machines import reception, serve as sending
 from shardprep.loaders.machines.ledger import LEASE_STEPS, SenderFailed
 from shardprep.loaders.machines.socket import Message
+from shardprep.loaders.machines.wire import Hello
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
 from support.remote_ends import (
@@ -46,7 +47,7 @@ from support.remote_ends import (
 )
 from support.sampling import torture_except
 from support.scripts import line_of
-from support.waiting import until
+from support.waiting import interrupt, until
 
 ALL = ["loader", "loader_with_workers", "dropping_loader", "numbers", "joined", "odd_ones"]
 ALL += ["in_parts", "flows_in_parts"]
@@ -436,6 +437,17 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert "KeyboardInterrupt" in errors
         source.close()
         assert other.wait(TIMEOUT_S) == 0
+
+
+def test_a_receiver_goes_on_after_ctrl_c_while_it_admits_a_sender(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wired(partial(numbers, lmdb_shards)) as source:
+        interrupt(monkeypatch, Hello, "read")
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(source))
+
+        assert same(list(source), *locally("numbers", lmdb_shards, 2)[1:])
 
 
 def test_closing_ends_senders_with_an_unread_hello() -> None:
