@@ -369,7 +369,7 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
         with foreign_file(path, "write it with numpy.save"):
             shape, dtype, start = _header(file)
         if shape[0] != records:
-            raise SourceIncomplete(f"has {shape[0]} rows, and the dataset has {records} records", path=path)
+            raise SourceIncomplete(f"has {shape[0]:,} rows; the dataset has {records:,} records", path=path)
         size = math.prod(shape[1:]) * dtype.itemsize
         if file.end != start + records * size:
             raise SourceDamaged("does not have the size its header gives; copy it again", path=path)

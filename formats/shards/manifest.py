@@ -499,7 +499,7 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
     row_of = partial(index_row_of, offsets=manifest.offsets)
     rows = with_offsets(read_table(path, entry, row_of, seal=None if verify else manifest.root))
     if len(rows) != manifest.records:
-        raise ManifestDamaged(f"has {len(rows)} rows, not {manifest.records}", path=path)
+        raise ManifestDamaged(f"has {len(rows):,} rows, not {manifest.records:,}", path=path)
     if not _index_fits(rows, manifest):
         raise _misfit(path)
     return rows

@@ -342,7 +342,7 @@ class Shard(Owned, Closable):
         except MemoryError as error:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
         if self._listed not in (None, len(found)):
-            raise ShardDamaged(f"has {len(found)} records, not {self._listed}", path=self.path)
+            raise ShardDamaged(f"has {len(found):,} records, not {self._listed:,}", path=self.path)
         return found
 
     @property

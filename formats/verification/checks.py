@@ -268,7 +268,7 @@ class FileCheck:
         named = self.path if self.container == IN_PLACE else path  # found by the shard's name
         with Shard(named, self.container) as reader:
             if reader.records != self.entry.records:
-                self._add(found, None, f"has {reader.records} records, not {self.entry.records}")
+                self._add(found, None, f"has {reader.records:,} records, not {self.entry.records:,}")
             for ordinal in ordinals:
                 wanted = self._key(ordinal)
                 if wanted is None and ordinal >= reader.records:
@@ -418,14 +418,14 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
             f"{', '.join(kinds) or 'none'}"
         )
     if (ready := int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY))) != manifest.crop_ready:
-        yield f"{manifest.crop_ready} of its images are crop-ready, but {ready} of the records are"
+        yield f"{manifest.crop_ready:,} of its images are crop-ready, but {ready:,} of the records are"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
         yield f"its class_sorted is {manifest.class_sorted}, but for the records it is {is_sorted}"
     wanted = OFFICIAL_IMAGES.get(manifest.split) if manifest.labels.is_official else None
     is_partial = manifest.records + manifest.skipped != wanted
     if wanted is not None and is_partial != manifest.partial:
-        yield f"its partial is {manifest.partial}, with {manifest.records + manifest.skipped} images of {wanted}"
+        yield f"its partial is {manifest.partial}, with {manifest.records + manifest.skipped:,} images of {wanted:,}"
 
 
 def check_quarantine(dataset: Path, manifest: Manifest) -> None:
@@ -433,7 +433,7 @@ def check_quarantine(dataset: Path, manifest: Manifest) -> None:
     entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
     listed = len(quarantined(dataset)) if entry else 0
     if not manifest.skipped == listed == (entry.records if entry else 0):
-        raise ManifestDamaged(f"lists {listed} images, but {manifest.skipped} were skipped", path=path)
+        raise ManifestDamaged(f"lists {listed:,} images, but {manifest.skipped:,} were skipped", path=path)
 
 
 def quarantined(dataset: Path) -> list[dict[str, str]]:

@@ -84,9 +84,9 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
     if found and plan.dataset not in _warned:
         _warned.add(plan.dataset)
         warnings.warn(
-            f"{subset.dataset.location} has records of a class side by side: with a window of {window} records a "
+            f"{subset.dataset.location} has records of a class side by side: with a window of {window:,} records a "
             f"batch of {plan.batch_size} has about {found.found:.0f} classes, and {found.expected:.0f} with a "
-            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least} records' if least else 'a larger window'}, "
+            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
             "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
             SortedByClass,
             stacklevel=4,  # the line that makes the Loader

@@ -236,7 +236,7 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
         raise _unfit(option, "a masked array; fill it")
     if records.ndim == 1 and records.dtype == np.bool_:
         if len(records) != count:
-            raise UsageError(f"{option}= is a mask of {len(records)} records; the dataset has {count}")
+            raise UsageError(f"{option}= is a mask of {len(records):,} records; the dataset has {count:,}")
         return records.astype(np.bool_)
     if records.ndim == 1 and not len(records):  # an empty list has no integer type
         return np.zeros(count, np.bool_)

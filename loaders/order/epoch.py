@@ -186,7 +186,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     """
     records = sum(shard_counts)
     if records > MAX_RECORDS:
-        raise UsageError(f"{records} records are more than one order can hold ({MAX_RECORDS})")
+        raise UsageError(f"{records:,} records are more than one order can hold ({MAX_RECORDS:,})")
     if shuffle is None:
         bits = keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
         return EpochOrder([DisplacedOrder(records, window=1, bits=bits)])
@@ -347,10 +347,10 @@ class EpochPlan:
             )
         records = self.split(0).whole.records  # also checks the partitions
         if not self.passed and 0 < records < self.partitions:
-            raise UsageError(f"{records} records are too few for {self.partitions} partitions; use fewer")
+            raise UsageError(f"{records:,} records are too few for {self.partitions} partitions; use fewer")
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             raise UsageError(
-                f"an epoch of {records} records has no batch with batch_size={self.batch_size}, world_size={self.world_size} "
+                f"an epoch of {records:,} records has no batch with batch_size={self.batch_size}, world_size={self.world_size} "
                 f"and drop_last={self.drop_last}; use a smaller batch_size, drop_last=False, or fewer ranks"
             )
 

@@ -159,14 +159,14 @@ class Receipt:
         if kept == expected and accounted == Tally.of_dataset(records):
             return
         found = (
-            f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left out "
-            f"{self.left_out.count}, {len(self.skipped)} were skipped as bad, and {self.omitted.count} left out on purpose"
+            f"epoch {self.epoch} of {self.dataset} delivered {self.count:,} of {records:,} records: drop_last left out "
+            f"{self.left_out.count:,}, {len(self.skipped):,} were skipped as bad, and {self.omitted.count:,} left out on purpose"
         )
         if accounted == Tally.of_dataset(records):
             raise DataError(f"{found}; check({', '.join([str(records), *counts])}) accepts that")
         missing = records - accounted.count
-        repeated = f"some were delivered more than once, or there are more than {records} records"
-        wrong = f"{missing} or more are missing" if missing > 0 else repeated
+        repeated = f"some were delivered more than once, or there are more than {records:,} records"
+        wrong = f"{missing:,} or more are missing" if missing > 0 else repeated
         raise DataError(
             f"{found}; so {wrong}. Check an epoch at its end; merge the receipts, or give the logs, of all ranks, each "
             "once, and of all parts of a resumed epoch"

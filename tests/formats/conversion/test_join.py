@@ -159,7 +159,7 @@ AGES: dict[str, list[int]] = {
         ({"a:int": "dataset"}, UsageError, "holds values of kind image, not int"),
         ({"a": "dataset#b"}, UsageError, "no column 'b'; the columns are: same"),
         ({"a": "a.npy#b"}, UsageError, "an array, which has no columns"),
-        ({"a": "short.npy"}, SourceIncomplete, "has 8 rows, and the dataset has 9"),
+        ({"a": "short.npy"}, SourceIncomplete, "has 8 rows; the dataset has 9"),
         ({"a": "objects.npy"}, SourceDamaged, "holds object"),
         ({"a": "long.npy"}, SourceDamaged, "holds float128.*up to 64 bits"),
         ({"a": "cut.npy"}, SourceDamaged, "does not have the size its header gives"),

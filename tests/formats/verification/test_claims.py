@@ -60,7 +60,7 @@ def test_partial_is_known_for_the_official_classes(opened: tuple[Manifest, Rows]
     manifest, index = opened
     official = replace(manifest, labels=LabelSpace.of(official_words()))
 
-    assert "its partial is False, with 10 images of 50000" in broken(official, index)
+    assert "its partial is False, with 10 images of 50,000" in broken(official, index)
     assert broken(replace(official, partial=True), index) == ""
     assert broken(replace(manifest, partial=True), index) == ""
 
