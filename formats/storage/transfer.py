@@ -267,7 +267,7 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
     """
     folder = RemoteFolder(place, policy)
     try:
-        return {"": await _dataset_in(folder)}
+        return {"": await dataset_in(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
         if found := await _splits_in(folder, policy):
             return found
@@ -294,7 +294,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
-            found[name] = await _dataset_in(RemoteFolder(folder.place.child(name), policy))
+            found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
         except RemoteMissing as error:
             if name in listed and name in USUAL_ORDER:
                 raise _unpublished(error) from error
@@ -304,19 +304,26 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     return found
 
 
-async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
-    """Return the dataset in a folder. Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed."""
-    found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
-    if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
-        missing = "is not there: the server sent a web page"
-        raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
-    try:
-        if len(found.data) > MAX_MANIFEST_BYTES:
-            raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
-        _ = found.manifest
-    except ManifestDamaged as error:
-        error.path, error.shard = folder.place.url, MANIFEST_NAME
-        raise
+async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
+    """Return the dataset in a folder. A damaged manifest is read again, as only the response may be damaged.
+
+    Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed.
+    """
+    for tried in range(1, TRIES + 1):
+        found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
+        if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
+            missing = "is not there: the server sent a web page"
+            raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
+        try:
+            if len(found.data) > MAX_MANIFEST_BYTES:
+                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
+            _ = found.manifest
+            break
+        except ManifestDamaged as error:
+            error.path, error.shard = folder.place.url, MANIFEST_NAME
+            if tried == TRIES:
+                raise
+        await asyncio.sleep(WAIT_S * tried)
     return found
 
 

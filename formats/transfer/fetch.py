@@ -20,6 +20,7 @@ from shardprep.formats.runtime.work_folder import (
 )
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry, read_small
+from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import (
     Download,
@@ -110,12 +111,7 @@ class LocalCopy:
         """Return the downloads of these files; unfinished files are named by the expected digest."""
         folder, parts = self.remote.folder, self.output / WORK_FOLDER_NAME
         return [
-            Download(
-                folder,
-                file,
-                self.output / file.name,
-                parts / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part",
-            )
+            Download(folder, file, self.output / file.name, parts / f"{hex_of(file)}-{file.name}.part")
             for file in files
         ]
 

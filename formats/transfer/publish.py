@@ -12,20 +12,14 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.errors import PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import read_at, user_path
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import splits_of
-from shardprep.formats.shards.manifest import (
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    PROVENANCE_NAME,
-    Manifest,
-    read_manifest,
-)
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import OUTPUT_FILES, FileEntry, published_file
 from shardprep.formats.storage.store import (
     TRIES,
@@ -39,7 +33,14 @@ from shardprep.formats.storage.store import (
     StoredFile,
     part_bytes,
 )
-from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, RemoteDamaged, Transfer, TransferRun
+from shardprep.formats.storage.transfer import (
+    FileTransfer,
+    HashedBytes,
+    RemoteDamaged,
+    Transfer,
+    TransferRun,
+    dataset_in,
+)
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
@@ -191,13 +192,10 @@ class StorePlace:
     claim: bytes
 
     async def published(self) -> Manifest | None:
-        """Return the published manifest, or None. Raises ManifestDamaged, UnknownVersion."""
-        data = await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
-        try:
-            return None if data is None else Manifest.parse(data)
-        except ManifestDamaged as error:
-            error.path, error.shard = self.remote.place.url, MANIFEST_NAME
-            raise
+        """Return the published manifest, or None. Raises the errors of reading one."""
+        if await self.remote.content(MANIFEST_NAME, 1) is None:
+            return None
+        return (await dataset_in(self.remote)).manifest
 
     async def holds(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""

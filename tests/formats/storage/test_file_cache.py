@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import OperationError, UsageError, open_dataset, read_manifest
+from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache, FileSource
@@ -29,7 +30,7 @@ from shardprep.formats.storage.store import (
     RemoteMissing,
     RetryPolicy,
 )
-from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.storage.transfer import RemoteDamaged, find_datasets
 from support.datasets import flip, open_files
 from support.faulty_proxy import HIDDEN, Proxy
 from support.waiting import until
@@ -69,6 +70,8 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
 
     with opened(tmp_path / "cache", policy=SOON) as cache, cache.hold(shards[:1]):
         assert files_in(tmp_path / "cache") == names(shards[:1])
+    with LoopThread(1) as loop:
+        assert loop.run(find_datasets(Location.parse(URL), SOON))[""].manifest.shards == shards
 
 
 @pytest.mark.parametrize(

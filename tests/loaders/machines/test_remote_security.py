@@ -69,7 +69,7 @@ def test_without_an_authenticator_all_are_refused(keys: KeyFolder, monkeypatch: 
 # Other processes in place of the receiver
 
 
-def test_a_process_that_is_not_a_receiver_is_reported(keys: KeyFolder) -> None:
+def test_a_process_that_is_not_a_receiver_or_has_no_keys_is_reported(keys: KeyFolder) -> None:
     http = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
     with (
         answering(lambda connection: connection.sendall(http)) as endpoint,

@@ -21,7 +21,7 @@ from shardprep.formats import (
     repair,
 )
 from shardprep.formats.storage import store as remote_folder
-from shardprep.formats.storage.store import RemoteFailed, RetryPolicy
+from shardprep.formats.storage.store import RemoteFailed, RemoteMissing, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
 from shardprep.formats.transfer.publish import StorePlace
 from support.datasets import StopAfter, flip, prep, prep_here, tree
@@ -115,7 +115,7 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         published(local / "val", f"{url}/place")  # a folder of splits, say
     with pytest.raises(UsageError, match="cannot go into it"):
         published(local, url)
-    with pytest.raises(ManifestDamaged):
+    with pytest.raises(RemoteMissing, match="web page"):
         published(local / "val", f"{url}/page")
     for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
         with pytest.raises(UsageError) as caught:
@@ -187,6 +187,8 @@ def test_the_command_says_what_was_published(local: Path, url: str, proxy: Proxy
         publish(local / "train", f"{url}-2", at_once=1, progress=StopAfter(9))
     proxy.sending = lambda path, count: None
     first = prep_here("publish", local / "train", url, "--json", "--quiet")
+    proxy.asked.clear()
+    proxy.fault = lambda path, count: "flip" if path.endswith("manifest.json") and count % 3 else None
     second = prep_here("publish", local / "train", url)
     wrong = prep_here("publish", local / "val", url)
 
