@@ -90,6 +90,7 @@ def eviction_order(
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
 PATIENCE_S = 300.0  # for other readers, which may pause while their training does something else
+MOST_COUNTED_S = 1.0  # of a pause: this process may have been stopped meanwhile, as by Ctrl-Z
 
 
 class CacheBusy(OperationError):
@@ -110,23 +111,21 @@ class Patience:
         self.most_s, self._what = most_s, what
         self._next_s, self._has_warned = SHORTEST_S, False
         self._state: object = None
-        self._since = time.monotonic()
+        self._last, self._idle_s = time.monotonic(), 0.0
 
     def waited(self, state: object = None) -> float:
         """Pause; return the seconds since the awaited state last changed."""
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
-        now = time.monotonic()
+        before, self._last = self._last, time.monotonic()
+        self._idle_s += min(MOST_COUNTED_S, self._last - before)
         if state != self._state:
-            self._state, self._since = state, now
-        if (idle_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
+            self._state, self._idle_s = state, 0.0
+        if self._idle_s >= self.most_s / 10 and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                f"has waited {idle_s:.0f} s (of at most {self.most_s:g} s) for {self._what}",
-                StillWaiting,
-                stacklevel=2,
-            )
-        return idle_s
+            waited = f"has waited {self._idle_s:.0f} s (of at most {self.most_s:g} s) for {self._what}"
+            warnings.warn(waited, StillWaiting, stacklevel=2)
+        return self._idle_s
 
     def wait(self, path: Path, state: object = None) -> None:
         """Pause; raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""

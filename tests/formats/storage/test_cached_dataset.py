@@ -77,11 +77,12 @@ def test_its_pickle_opens_the_same_dataset_and_no_file_shows_a_secret(
             assert SECRET_KEY.encode() not in path.read_bytes()
 
 
-def test_threads_that_read_after_it_was_closed_open_its_cache_once(
+def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again_once_for_all_threads(
     remote: CachedDataset, tmp_path: Path
 ) -> None:
+    first, together = remote[0], Barrier(8)
     remote.close()
-    together = Barrier(8)
+    shutil.rmtree(tmp_path / "cache")
 
     def cache(_: int) -> FileCache:
         together.wait()
@@ -90,15 +91,6 @@ def test_threads_that_read_after_it_was_closed_open_its_cache_once(
     with ThreadPoolExecutor(8) as pool:
         assert len({*pool.map(cache, range(8))}) == 1
     assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
-
-
-def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again(
-    remote: CachedDataset, tmp_path: Path
-) -> None:
-    first = remote[0]
-    remote.close()
-    shutil.rmtree(tmp_path / "cache")
-
     assert remote[0] == first
 
 
@@ -129,16 +121,6 @@ def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
     ):
         assert [*pool.map(remote.__getitem__, numbers)] == [expected[number] for number in numbers]
     local.close()
-
-
-@pytest.mark.torture
-def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: CachedDataset) -> None:
-    readers = [remote.shard(number) for number in range(len(remote.manifest.shards))]
-
-    deleted = [reader for reader in readers if reader.file.is_deleted]
-
-    assert deleted
-    assert all(remote.shard(readers.index(reader)) is not reader for reader in deleted)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache, FileSource
-from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, StillWaiting, hex_of
+from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, CacheFolder, StillWaiting, hex_of
 from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
@@ -318,6 +318,14 @@ with CacheFolder(Path(sys.argv[1])).turn():
     print(flush=True)
     time.sleep(600)
 """
+WAITING = """
+import warnings
+from shardprep.formats.storage import cache_folder
+cache_folder.MOST_COUNTED_S = 0.1
+warnings.showwarning = lambda *_: print(flush=True)
+with cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).turn():
+    pass
+"""
 DOWNLOADING = """
 from shardprep.formats.storage.cache import CachedDataset
 from shardprep.formats.storage.store import Location
@@ -328,7 +336,7 @@ with CachedDataset(Location.parse(sys.argv[2]), sys.argv[1], None) as found:
 
 
 @contextmanager
-def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator[None]:
+def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is stopped when it has printed a line, and then something holds."""
     code = f"import sys, time\nfrom pathlib import Path\n{program}"
     command = [sys.executable, "-c", code, str(cache), URL]
@@ -338,7 +346,7 @@ def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator
             process.stdout.readline()
             until(stopped)
             process.send_signal(signal.SIGSTOP)
-            yield
+            yield process
         finally:
             process.kill()
 
@@ -358,6 +366,19 @@ def test_a_process_that_is_frozen_in_its_turn_is_waited_for_so_long(
             cache.close()
     with opened(tmp_path / "cache") as cache, cache.hold(shards[:2]):
         assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_while_it_waited_for_its_turn_still_gets_it(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "cache")
+    folder.make()
+    with ExitStack() as own:
+        own.enter_context(folder.turn())
+        with frozen(WAITING, folder.path, lambda: time.sleep(0.2) is None) as process:  # it pauses again
+            time.sleep(2.0)
+            own.close()
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(60) == 0
 
 
 def test_a_process_that_is_frozen_in_a_download_is_waited_for_so_long_and_one_that_lives_until_it_is_done(
