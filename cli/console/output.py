@@ -109,7 +109,7 @@ def each_dataset(
         collection = read_collection(folder)
         kind, about = "parts", {"root": collection.root}
         parts = {part.name: part for part in collection.parts}
-        places: Mapping[str, Path | str] = {name: folder / part.path for name, part in parts.items()}
+        places: Mapping[str, Path | str] = {name: part.folder(folder) for name, part in parts.items()}
     elif not (places := datasets_in(folder)):
         return work(folder)
     results: dict[str, Any] = {}

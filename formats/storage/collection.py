@@ -110,9 +110,15 @@ class PartEntry:
     def of(cls, name: str, path: str, manifest: Manifest) -> PartEntry:
         return cls(name, path, manifest.root, manifest.content_root, manifest.records, manifest.size)
 
+    def folder(self, collection: Path) -> Path:
+        """Return the part's folder, without ``..`` unless a link makes that another folder."""
+        given = collection / self.path
+        plain = Path(os.path.normpath(given))
+        return plain if plain.resolve() == given.resolve() else given
+
     def manifest(self, collection: Path) -> Manifest:
         """Return the part's manifest. Raises DataError, naming the part, if it is not the listed one."""
-        folder = collection / self.path
+        folder = self.folder(collection)
         try:
             manifest = read_manifest(folder)
         except (DatasetNotFound, ManifestDamaged) as error:
@@ -335,7 +341,7 @@ class Collection(RecordSet):
         names = [entry.name for entry in self._file.parts]
         if found := differences(names, manifests):
             raise ManifestDamaged(found, path=path / COLLECTION_NAME)
-        folders = [path / entry.path for entry in self._file.parts]
+        folders = [entry.folder(path) for entry in self._file.parts]
         first_records = accumulate((each.records for each in manifests), initial=0)
         first_shards = accumulate((len(each.shards) for each in manifests), initial=0)
         parts = tuple(map(DatasetPart, names, folders, manifests, first_records, first_shards))

@@ -47,7 +47,9 @@ def folder(parts: list[Path], tmp_path: Path) -> Path:
         return tmp_path / "all"
 
 
-def test_a_collection_keeps_its_root_where_it_moves_with_its_parts(folder: Path, tmp_path: Path) -> None:
+def test_a_collection_keeps_its_root_where_it_moves_with_its_parts_and_names_their_folders(
+    folder: Path, tmp_path: Path
+) -> None:
     with open_collection(folder) as before:
         first = before[0]
     (tmp_path / "moved").mkdir()
@@ -56,6 +58,9 @@ def test_a_collection_keeps_its_root_where_it_moves_with_its_parts(folder: Path,
 
     with open_collection(tmp_path / "moved/all") as after:
         assert (after.root, after[0]) == (before.root, first)
+    assert f"{tmp_path}/moved/part-0: intact" in prep_here("verify", tmp_path / "moved/all").stdout
+    (tmp_path / "link").symlink_to("moved/all")  # part-0 is not beside the link
+    assert f"{tmp_path}/link/../part-0: intact" in prep_here("verify", tmp_path / "link").stdout
 
 
 def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, parts: list[Path]) -> None:
