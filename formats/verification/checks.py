@@ -221,8 +221,8 @@ class FileCheck:
         """Hash the file, and check the content of the same file, even if it is renamed."""
         found, digests = CheckResult(), []
         flags = OPEN_FLAGS | os.O_NOFOLLOW
+        counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
         with published_file(self.path, flags) as descriptor, reading(self.entry.name, found):
-            counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, OTHER_SHA256)
             if self.region:
