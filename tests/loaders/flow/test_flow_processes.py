@@ -154,7 +154,8 @@ def test_a_forked_copy_of_a_flow_has_workers_of_its_own_and_so_has_a_pass_after_
 
 def test_too_little_address_space_is_said_to_be_that() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, limits[1]))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
     try:
         with pytest.raises(OperationError, match="ulimit -v"):
             next(iter(numbers(3).map(square, processes=1)))
