@@ -66,13 +66,7 @@ from shardprep.formats.shards.read import Extent
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS, usual_column
 from shardprep.formats.sources.source import OpeningReader, entry_dtype
-from shardprep.formats.sources.tables import (
-    CellKind,
-    Lines,
-    TableForm,
-    encoded_cell,
-    row_at,
-)
+from shardprep.formats.sources.tables import CellKind, Lines, TableForm, encoded_cell, row_at
 
 JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
 Keys = npt.NDArray[np.bytes_]

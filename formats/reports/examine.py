@@ -17,14 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import png_of
-from shardprep.formats.reports.duplicates import (
-    DISTANCE,
-    EQUAL_BYTES,
-    Duplicates,
-    Links,
-    duplicates,
-    shared,
-)
+from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links, duplicates, shared
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus

@@ -33,12 +33,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import ImagesAndFile, place_below
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import (
-    IMAGE_COLUMNS,
-    FolderWalk,
-    TreeReader,
-    other_folders_note,
-)
+from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"

@@ -33,14 +33,7 @@ from shardprep.formats.sources.devkit import (
 )
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
-from shardprep.formats.sources.source import (
-    Entries,
-    Listing,
-    Problems,
-    Source,
-    SourceOptions,
-    split_folders,
-)
+from shardprep.formats.sources.source import Entries, Listing, Problems, Source, SourceOptions, split_folders
 from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,

@@ -12,12 +12,7 @@ from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.work_folder import (
-    WORK_FOLDER_NAME,
-    WorkFolder,
-    refuse_busy,
-    refuse_other_plan,
-)
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry, read_small
 from shardprep.formats.storage.cache_folder import hex_of

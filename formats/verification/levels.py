@@ -333,9 +333,9 @@ class _Verification:
         """
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
-        record_bytes = np.array([file.size / max(file.records, 1) for file in files])
+        sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
+        records = np.array([file.records * (file.name in room) for file in files], np.int64)
         count = usable_cpus() if self.workers is None else max(1, self.workers)
-        records, size = sum(file.records for file in files), sum(file.size for file in files)
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
         sent = []
@@ -356,7 +356,7 @@ class _Verification:
         title = "hash" if self.report.level == "full" else self.report.level
         with (
             os.fdopen(memory_file(), "r+b") as shared,
-            self.progress.task(title, records=records, size=size),
+            self.progress.task(title, records=int(records.sum()), size=int(sizes.sum())),
             ThreadPoolExecutor(count) as threads,
         ):
             counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
@@ -367,8 +367,9 @@ class _Verification:
                         if done is not None:
                             place, future = done
                             made[place] = sent[place].value_of(future) if sent else future.result()
-                            counts[place] = files[place].records
-                        self.progress.at(int(counts.sum()), round(counts @ record_bytes))
+                            counts[place] = ends[place]
+                        shares = counts / ends
+                        self.progress.at(round(shares @ records), round(shares @ sizes))
             except BaseException:
                 self.children.kill()
                 self.files.stop()

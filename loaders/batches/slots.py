@@ -17,13 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import Descriptor, cached_property, memory_file
-from shardprep.loaders.batches.pickling import (
-    Memory,
-    PickledValue,
-    aligned_copy,
-    available,
-    round_up,
-)
+from shardprep.loaders.batches.pickling import Memory, PickledValue, aligned_copy, available, round_up
 from shardprep.loaders.transforms.contract import ArraySpec
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -32,13 +32,7 @@ from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.in_place import Block
 from shardprep.formats.shards.manifest import tables_of
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage.cache import (
-    CacheCounts,
-    CachedDataset,
-    CacheTooSmall,
-    FileCache,
-    FileHold,
-)
+from shardprep.formats.storage.cache import CacheCounts, CachedDataset, CacheTooSmall, FileCache, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.engine.engine import Counts
 from shardprep.loaders.order.epoch import EpochPlan

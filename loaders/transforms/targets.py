@@ -13,13 +13,7 @@ from shardprep.formats.errors import BadTarget, UsageError
 from shardprep.formats.images.decode import cv2, decode
 from shardprep.formats.images.header import PNG_SIGNATURE, as_gray
 from shardprep.formats.runtime.progress import is_number
-from shardprep.loaders.transforms.contract import (
-    Array,
-    ArraySpec,
-    TransformInput,
-    check_choice,
-    is_count,
-)
+from shardprep.loaders.transforms.contract import Array, ArraySpec, TransformInput, check_choice, is_count
 from shardprep.loaders.transforms.geometry import Places, Span, Turn
 
 BoxUnits = Literal["fractions", "pixels"]

@@ -15,15 +15,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
 
-from shardprep.formats import (
-    PlanMismatch,
-    PlanOptions,
-    convert,
-    inspect,
-    open_dataset,
-    repair,
-    verify,
-)
+from shardprep.formats import PlanMismatch, PlanOptions, convert, inspect, open_dataset, repair, verify
 from shardprep.formats.errors import BadImage, OperationError
 from shardprep.formats.images import crop_ready as jpegtran
 from shardprep.formats.images.crop_ready import (

@@ -20,13 +20,7 @@ from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import make_sample
-from shardprep.formats.sources.tar import (
-    MAX_EXTENSION_BYTES,
-    OFFICIAL_FILES,
-    Member,
-    archive_of,
-    walk,
-)
+from shardprep.formats.sources.tar import MAX_EXTENSION_BYTES, OFFICIAL_FILES, Member, archive_of, walk
 from support.datasets import flip, prep_here
 from support.file_changes import CHANGES
 from support.source_builders import BLOCK, DEVKIT, TRAIN, VAL, Miniature, header, headers_in, tar_of, write

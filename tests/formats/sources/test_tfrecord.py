@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import (
-    BadImage,
-    SourceDamaged,
-    SourceIncomplete,
-    SourceOptions,
-    UsageError,
-    convert,
-)
+from shardprep.formats import BadImage, SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import integers, masked_crc
 from support.datasets import converted, flip

@@ -9,6 +9,7 @@ import pytest
 
 from support.datasets import prep, tree
 from support.faulty_proxy import Proxy
+from support.sampling import torture_except
 from support.scripts import interrupted, killed
 
 pytestmark = pytest.mark.slow
@@ -32,16 +33,10 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
     assert tree(copy) == tree(bucket / "shards/train")
 
 
-@pytest.mark.parametrize(
-    ("url", "kills"),
-    [
-        ("shards", 2),
-        pytest.param("shards", 5, marks=pytest.mark.torture),
-        pytest.param("shards", 30, marks=pytest.mark.torture),
-        pytest.param("lmdb", 30, marks=pytest.mark.torture),
-        pytest.param("columns", 30, marks=pytest.mark.torture),
-    ],
-)
+RUNS = [("shards", 2), ("shards", 5), ("shards", 30), ("lmdb", 30), ("columns", 30)]
+
+
+@pytest.mark.parametrize(("url", "kills"), torture_except(RUNS, ("shards", 2)))
 def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
     bucket: Path, proxy: Proxy, tmp_path: Path, url: str, kills: int
 ) -> None:

@@ -4,13 +4,15 @@ import random
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from shardprep.formats import Finding, PlanOptions, open_dataset, verify
+from shardprep.formats import Finding, PlanOptions, open_dataset, read_manifest, verify
 from shardprep.formats.errors import DataError
 from shardprep.formats.records.schema import Schema
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, write_columns
 from support.crashing_decoder import crashing, install
@@ -34,6 +36,12 @@ def found(dataset: Path, level: str = "full") -> list[Finding]:
     report = verify(dataset, level=level, workers=2)
     assert report.unchecked == []
     return report.findings
+
+
+def test_progress_counts_each_record_once(intact: Path) -> None:
+    progress = Mock(wraps=NoProgress())
+    assert verify(intact, progress=progress).findings == []
+    assert progress.at.call_args.args[0] == read_manifest(intact).records
 
 
 def files(dataset: Path) -> list[Path]:

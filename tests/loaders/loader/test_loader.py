@@ -47,16 +47,7 @@ from shardprep.loaders.order.epoch import Epoch
 from support.datasets import converted, flip, is_root, open_files
 from support.engine_workers import Once, kill, leave, sleep_for_ever
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
-from support.loader_workers import (
-    CutShort,
-    Misdeclared,
-    OwnError,
-    Tagging,
-    fail,
-    nap,
-    nothing,
-    reject,
-)
+from support.loader_workers import CutShort, Misdeclared, OwnError, Tagging, fail, nap, nothing, reject
 from support.sampling import torture_except
 from support.waiting import until
 
