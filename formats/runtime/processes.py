@@ -274,13 +274,7 @@ class SpawnedProcess(Owned):
     Raises OperationError if the system allows no further process.
     """
 
-    def __init__(
-        self,
-        target: Callable[..., None],
-        *,
-        name: str | None = None,
-        **given: Any,
-    ) -> None:
+    def __init__(self, target: Callable[..., None], *, name: str | None = None, **given: Any) -> None:
         parent_end, child_end = socket.socketpair()
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
@@ -624,10 +618,7 @@ class WorkerPool(Owned, Executor):
             child.__exit__()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self.made_here:
             self._threads.shutdown(wait=False, cancel_futures=True)

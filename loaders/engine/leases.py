@@ -72,13 +72,7 @@ class Leases:
     """
 
     def __init__(
-        self,
-        *,
-        slots: int,
-        workers: int,
-        chunk: int,
-        ordered: bool = True,
-        skip: Container[str] = (),
+        self, *, slots: int, workers: int, chunk: int, ordered: bool = True, skip: Container[str] = ()
     ) -> None:
         self.run = 0
         self._ordered = ordered
@@ -122,10 +116,7 @@ class Leases:
         return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
     def open(
-        self,
-        items: Items,
-        written: WrittenRows | None = None,
-        filled: Callable[[], object] | None = None,
+        self, items: Items, written: WrittenRows | None = None, filled: Callable[[], object] | None = None
     ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
         batch = LeasedBatch(self._opened, self._free_slots()[0], items, len(items), written, filled)

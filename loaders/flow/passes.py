@@ -129,12 +129,7 @@ class PassContext:
     group: GroupTimes | None = None
 
     def of(
-        self,
-        node: Node,
-        source: int = 0,
-        *,
-        number: int | None = None,
-        group: GroupTimes | None = None,
+        self, node: Node, source: int = 0, *, number: int | None = None, group: GroupTimes | None = None
     ) -> PassContext:
         """Return the context for a node's source, with its pass ``number`` and thread if these differ."""
         branch = (*self.branch, source) if len(node.sources) > 1 else self.branch

@@ -447,11 +447,7 @@ class Receiver(Owned, Closable, ABC):
         limit = int(limit_bytes) if is_number else byte_count(limit_bytes, of="limit_bytes")
         auth = auth or ReceiverAuth(None)
         socket = FrameSocket(
-            endpoint,
-            bind=bind,
-            peers=True,
-            options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES},
-            secure=auth.secure,
+            endpoint, bind=bind, peers=True, options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES}, secure=auth.secure
         )
         self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected)
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints

@@ -205,12 +205,7 @@ class LoaderBar(Iterator[Any], Closable):
     _thread: threading.Thread | None = None
 
     def __init__(
-        self,
-        loader: Loader | Flow,
-        *,
-        total: int | None = None,
-        title: str = "loading",
-        shown: bool = True,
+        self, loader: Loader | Flow, *, total: int | None = None, title: str = "loading", shown: bool = True
     ) -> None:
         if not shown or not (in_notebook() or sys.stderr.isatty()):
             return
