@@ -387,12 +387,12 @@ class Engine(Owned, Closable):
             dispatcher.bell.ring()
 
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
-        """Draw plans, passing each on at once, until a batch is ready."""
+        """Draw plans, passing each on at once, until a batch is ready; two at least, to catch up."""
         self.refuse_forked(self._owner)  # a run may last into the next epoch, where a copy would hang
-        for drawn in plans.draw(self._slots - len(run.plans)):
+        for number, drawn in enumerate(plans.draw(self._slots - len(run.plans))):
             run.plans.append(drawn)
             dispatcher.bell.ring()
-            if not run.results.empty():
+            if number and not run.results.empty():
                 break
         return plans.claim()
 
