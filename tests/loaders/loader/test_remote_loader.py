@@ -161,6 +161,15 @@ def test_an_error_of_the_server_comes_after_the_batches_before_it(
         assert bucket_url in str(caught.value)
 
 
+def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_path: Path) -> None:
+    loader = loader_on(lmdb_shards.as_uri(), cache=tmp_path / "c")
+    next(iter(loader))
+    (tmp_path / "c").rename(tmp_path / "elsewhere")
+    loader.close()
+    of_downloads = ("shardprep-prefetch", "shardprep-loop")
+    assert not any(thread.name.startswith(of_downloads) for thread in threading.enumerate())
+
+
 def test_a_closed_loader_leaves_its_room_to_others_although_an_epoch_of_it_is_left_open(
     lmdb_shards: Path, tmp_path: Path
 ) -> None:

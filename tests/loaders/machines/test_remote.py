@@ -76,6 +76,7 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
     assert stats.batches == sum(map(len, expected))
     assert (stats.rejected, stats.refused) == (0, ())
     # a sender that others wait for, on a busy machine, loses its leases, and may have sent their steps
+    assert senders > 1 or not stats.leases_given_again
     assert stats.stale + stats.repeated <= LEASE_STEPS * stats.leases_given_again
 
 
