@@ -282,12 +282,22 @@ def find(
     check_replaced(hashes)
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
+    log, order = None, None
+    if run is not None:  # refused before the work if it is on another dataset
+        from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
+
+        log = RunLog.load(run)
+        options = RunOptions(dataset, {"subset": subset, "without": without}, set())
+        with options.ordering_loader(log.card) as loader:
+            order = loader.order_of()
 
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        options = RunOptions(place, {"subset": subset, "without": without}, set())
-        seen = _sightings(options, run, found, epochs) if run else None
+        seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
+        for sighting in log.sightings(order, seen, epochs) if log and order else ():
+            at = sighting._asdict()
+            seen[at.pop("number")].append(at)
         listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
         for image in dict.fromkeys(map(str, images)):
             matches = [one for one in found if one.image == image]
@@ -296,13 +306,13 @@ def find(
             for one in matches:
                 lines.append(f"    {_match_text(one)}")
                 listed.append(one.to_json())
-                if seen is None:
+                if log is None:
                     continue
-                listed[-1]["seen"] = at = seen[one.record]
-                lines += [f"      {_sighting_text(one)}" for one in at[:MOST_SEEN]]
-                if len(at) > MOST_SEEN:
-                    lines.append(f"      and {len(at) - MOST_SEEN:,} more: --json lists them")
-                elif not at:
+                listed[-1]["seen"] = steps = seen[one.record]
+                lines += [f"      {_sighting_text(step)}" for step in steps[:MOST_SEEN]]
+                if len(steps) > MOST_SEEN:
+                    lines.append(f"      and {len(steps) - MOST_SEEN:,} more: --json lists them")
+                elif not steps:
                     lines.append("      never seen by the run")
         if missing and not near:
             lines.append("  --near also finds copies that were scaled or compressed again")
@@ -320,21 +330,6 @@ def _match_text(one: ImageMatch) -> str:
     of = f" of {printable(one.class_name)}" if one.class_name else ""
     how = "the same image" if one.distance is None else alike
     return f"record {one.record:,}{of}: {printable(one.key)} ({how})"
-
-
-def _sightings(
-    options: RunOptions, run: Path, found: list[ImageMatch], epochs: int | None
-) -> dict[int, list[dict[str, int | None]]]:
-    """Return the epochs, steps and ranks at which a run saw each record."""
-    from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
-
-    recorded = RunLog.load(run)
-    seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
-    with options.ordering_loader(recorded.card) as loader:
-        for one in recorded.sightings(loader.order_of(), seen, epochs):
-            number, *place = one
-            seen[number].append(dict(zip(one._fields[1:], place, strict=True)))
-    return seen
 
 
 def _sighting_text(at: Mapping[str, int | None]) -> str:

@@ -110,8 +110,8 @@ def find(
         count = max(1, usable_cpus() if workers is None else workers)
         with WorkerPool(count) as pool:
             reading = ImageReading(pool, count, shown(progress))
-            digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
+            digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
         return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
 
 

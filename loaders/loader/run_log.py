@@ -263,7 +263,7 @@ class RunLog:
         ``order`` is that of ``card``. In an epoch without an entry, all its steps count. Raises DataError if
         there are more than MOST_EPOCHS of them, and ``epochs`` is None.
         """
-        wanted, last = sorted(set(numbers)), max((entry.receipt.epoch for entry in self.entries), default=0)
+        wanted, last = set(numbers), max((entry.receipt.epoch for entry in self.entries), default=0)
         if epochs is None and last >= MOST_EPOCHS:
             raise DataError(f"the log has epoch {last:,}; say by --epochs how many of them to search")
         for epoch in range(epochs or last + 1):

@@ -61,9 +61,7 @@ def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
 
     found = find(datasets[kind], asked, workers=1)
 
-    assert [(one.image, one.key) for one in found if one.image == str(files[3])] == [
-        (str(files[3]), key_of(files[3]))
-    ]
+    assert [one.key for one in found if one.image == str(files[3])] == [key_of(files[3])]
     assert {one.key for one in found if one.image == str(files[0])} == {key_of(files[0]), key_of(files[-1])}
     assert {one.distance for one in found} == {None}
     with open_dataset(datasets[kind]) as ds:
@@ -126,12 +124,10 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
 
-    reasons = {"text.jpg": "not a valid image", "empty.jpg": "has 0 bytes", "": "is a folder"}
+    reasons = {"text.jpg": "not a valid", "empty.jpg": "0 bytes", "": "is a folder", "no.jpg": "No such"}
     for file, reason in reasons.items():
-        with pytest.raises(UsageError, match=reason):
+        with pytest.raises(FileNotFoundError if file == "no.jpg" else UsageError, match=reason):
             find(datasets["plain"], [tmp_path / file], workers=1)
-    with pytest.raises(FileNotFoundError):
-        find(datasets["plain"], [tmp_path / "missing.jpg"], workers=1)
     with pytest.raises(UsageError, match="at least one picture"):
         find(datasets["plain"], [])
     with pytest.raises(UsageError, match="near=True"):
@@ -211,8 +207,19 @@ def test_the_command_says_where_and_when(
     assert [one["epoch"] for one in found["seen"]] == [0, 1]
     assert all(f"epoch {s['epoch']}, step {s['step']}, rank 0" in said.stdout for s in found["seen"])
     assert told["not_found"] == [str(unknown)]
-    assert prep_here("find", datasets["plain"], unknown, "--hashes", tmp_path / "h").returncode == 2
-    assert prep_here("find", datasets["plain"], unknown, "--epochs", 2).returncode == 2
+
+
+def test_wrong_usage_is_refused_before_any_image_is_read(
+    files: list[Path], datasets: dict[str, Path], tmp_path: Path
+) -> None:
+    with Loader(datasets["plain"], batch_size=5, workers=0) as loader:
+        loader.card().save(tmp_path / "card.json")
+    kept = ["--hashes", tmp_path / "h"]
+    other = prep_here("find", datasets["shrunk"], files[0], "--near", *kept, "--run", tmp_path / "card.json")
+    assert "the run used the dataset with the root" in other.stderr
+    assert not (tmp_path / "h").exists()
+    for words in (kept, ["--epochs", 2]):
+        assert prep_here("find", datasets["plain"], files[0], *words).returncode == 2
     missing = prep_here("find", datasets["plain"].parent, tmp_path / "none.jpg")  # one error for all splits
     assert missing.returncode == 3
     assert missing.stderr == f"prep: {tmp_path / 'none.jpg'}: No such file or directory\n"
