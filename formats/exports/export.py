@@ -114,10 +114,10 @@ def export(
         raise UsageError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
     source, target = user_path(dataset), user_path(output)
     splits = splits_of(source) or {"": source}
-    planned = [_Export.planned(path, target / split, to, shard_size) for split, path in splits.items()]
+    runner = JobRunner(workers, executor, told := shown(progress))
+    planned = [_Export.planned(path, target / split, to, shard_size, told) for split, path in splits.items()]
     sizes = {one.output: one.bytes_to_write() for one in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
-    runner = JobRunner(workers, executor, shown(progress))
     try:
         return [one.finished(runner) for one in planned]
     finally:
@@ -144,7 +144,7 @@ class _Export:
     shard_size: int
 
     @classmethod
-    def planned(cls, path: Path, output: Path, to: str, shard_size: int) -> _Export:
+    def planned(cls, path: Path, output: Path, to: str, shard_size: int, progress: Progress) -> _Export:
         """Plan an export. Raises UsageError, DataError and OSError before anything is written."""
         with Dataset(path) as dataset:
             index, manifest = dataset.index, dataset.manifest
@@ -161,7 +161,8 @@ class _Export:
             lengths = index["length"].astype(np.int64)
             for field in dataset.schema:
                 lengths += dataset.columns.lengths(field.name)
-        chosen = FORMATS[to](source, index)
+        with progress.task(f"plan {manifest.split}", records=len(index), size=0):
+            chosen = FORMATS[to](source, index)  # some compare the names of all records
         bounds = list(spans(lengths, shard_size))
         units = []
         for number, (first, last) in enumerate(bounds):

@@ -80,7 +80,7 @@ class Folders(ExportFormat):
         """Return the digests of the records' names. Raises UsageError if one is too long."""
         names = self.names(index)
         for name, key in zip(names, index["key"].tolist(), strict=True):
-            if any(len(part.encode()) > MOST_NAME_BYTES for part in name.split("/")):
+            if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
                 issue = f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
                 raise UsageError(issue, path=self.source.path, key=key.decode())
         return digests(names)

@@ -160,7 +160,7 @@ ALL_SUFFIXES = frozenset(suffix for suffixes in SUFFIXES.values() for suffix in 
 
 def parts_of(key: str) -> list[str]:
     """Split a key at its slashes, except those that would make an empty part."""
-    return re.split(r"(?<!^)(?<!/)/(?!$)", key)
+    return re.split(r"(?<!^)(?<!/)/(?!$)", key) if "/" in key else [key]
 
 
 def stem_of(key: str) -> str:
@@ -190,7 +190,7 @@ def suffix_of(kind: str, components: int) -> str:
 def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
     """Return a 64-bit digest of each name; equal for names that are equal on some file system."""
     folded = (unicodedata.normalize("NFC", name.casefold()).encode() for name in names)
-    return np.fromiter((int.from_bytes(blake3(name).digest(8), "little") for name in folded), np.uint64)
+    return np.frombuffer(b"".join(blake3(name).digest(8) for name in folded), "<u8")
 
 
 def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:

@@ -611,10 +611,11 @@ def report(
             reading.statistics(one, *choice) for one, choice in zip(opened, choices, strict=True)
         )
         codes, across = statistics.codes, None
-        for other in their:
-            other_codes = other.codes
-            other_codes["record"] += len(this)
-            across = shared(codes, other_codes)
+        with reading.progress.task(f"find duplicates in {this.manifest.split}", records=len(codes), size=0):
+            inside = duplicates(codes)
+            for other in their:
+                other.codes["record"] += len(this)
+                across = shared(codes, other.codes)
         skipped = quarantined(this.path) if this.manifest.table(QUARANTINE_NAME) else []
         found = {
             "dataset": inspect(this).to_json(),
@@ -628,16 +629,14 @@ def report(
                 name: [names.shown(number) | {"value": value} for value, number in statistics.extremes(name)]
                 for name in EXTREMES
             },
-            "observations": observations(names, looked_at, statistics, duplicates(codes), across, skipped),
+            "observations": observations(names, looked_at, statistics, inside, across, skipped),
             "against": comparison(this, opened[1], across) if across else None,
         }
         pictures: dict[tuple[str, int], bytes] = {}
         if looked_at["decoded"]:
             for which, one in zip((THIS, OTHER), opened, strict=False):
-                records = np.array(
-                    sorted(number for where, number in names.named if where == which), np.int64
-                )
-                made = reading.each("pictures of", thumbnail, one, records)
+                numbers = sorted(number for where, number in names.named if where == which)
+                made = reading.each("pictures of", thumbnail, one, np.array(numbers, np.int64))
                 pictures |= {(which, number): picture for number, picture in made.items()}
     examined = Examination(found, pictures)
     if output is not None:

@@ -41,10 +41,7 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(fol
 
 def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(folder: Path) -> None:
     for words in ("report -o", "gate --junit", "inspect --html", "bench-disk --save"):
-        for place, said in (
-            ("shards/val/x", "in the folder of a dataset"),
-            ("no/x", "folder does not exist"),
-        ):
+        for place, said in {"shards/val/x": "in the folder of a dataset", "no/x": "does not exist"}.items():
             command, option = words.split()
             done = prep_here(command, "shards/val", option, place, cwd=folder)
             assert (done.returncode, done.stdout) == (3, "")

@@ -148,15 +148,6 @@ def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.
     assert report(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
 
 
-def test_without_pixels_no_shard_is_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.formats.shards.lmdb.CONTAINER", None)
-
-    read = report(built[0], pixels="none", workers=0)
-
-    assert not read.pictures
-    assert {one["kind"] for one in read.to_json()["observations"]} == {"CMYK", "EXIF orientation", "tiny"}
-
-
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:
     with pytest.raises(UsageError, match=r"has no class 'beee'; close are bee"):
         report(built[0], classes=["beee"])
@@ -248,10 +239,15 @@ def test_a_share_is_exact_as_it_is_written() -> None:
     assert not _check("cmyk", 0.2899, found).passed
 
 
-def test_no_image_is_read_for_another_root_or_a_limit_of_the_index_alone(built: Built) -> None:
+def test_no_shard_is_read_without_pixels_for_another_root_or_a_limit_of_the_index_alone(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardprep.formats.shards.lmdb.CONTAINER", None)
     train = built[0]
-    root = read_manifest(train).root
+    root, read = read_manifest(train).root, report(train, pixels="none", workers=0)
 
+    assert not read.pictures
+    assert {one["kind"] for one in read.to_json()["observations"]} == {"CMYK", "EXIF orientation", "tiny"}
     assert gate(train, {}, root=root).passed
     found = gate(train, {"damaged": 0}, root="sha256:00")
 
