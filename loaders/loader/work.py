@@ -124,7 +124,7 @@ class Subset:
 
     def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
         is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
-        if without.dtype.kind in "US" or (is_text and without.size):
+        if without.size and (is_text or without.dtype.kind in "US"):
             mask = _mask_of_keys(without.ravel().tolist(), self.dataset)
         else:
             mask = _mask(without, len(self.dataset), "without")
@@ -255,14 +255,17 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
 
 def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
     """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
-    wanted = np.array([key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys])
+    encoded = [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
+    wanted, places = np.unique(np.array(encoded), return_inverse=True)
     mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
     for start in range(0, len(dataset), KEYS_AT_ONCE):
         there = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
-        mask[start : start + len(there)] = np.isin(there, wanted)
-        found |= np.isin(wanted, there)
+        at = np.minimum(np.searchsorted(wanted, there), len(wanted) - 1)
+        is_wanted = wanted[at] == there
+        mask[start : start + len(there)] = is_wanted
+        found[at[is_wanted]] = True
     if not found.all():
-        raise UsageError(f"without= has the key {keys[int(found.argmin())]!r}, which no record has")
+        raise UsageError(f"without= has the key {keys[int(found[places].argmin())]!r}, which no record has")
     return mask
 
 
