@@ -112,7 +112,8 @@ def find(
             reading = ImageReading(pool, count, shown(progress))
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
             digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
-        return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
+        hashed = codes[codes["is_hashed"]]
+        return [found for picture in pictures for found in _found(opened, picture, digests, hashed)]
 
 
 def _picture(path: Path, near: bool) -> _Picture:
@@ -171,11 +172,10 @@ def _codes(
 
 
 def _found(
-    dataset: Dataset, picture: _Picture, digests: dict[int, bytes], codes: npt.NDArray[Any]
+    dataset: Dataset, picture: _Picture, digests: dict[int, bytes], hashed: npt.NDArray[Any]
 ) -> list[ImageMatch]:
     distances: dict[int, int | None] = {}
     if picture.hash is not None:
-        hashed = codes[codes["is_hashed"]]
         apart = np.bitwise_count(hashed["hash"] ^ np.uint64(picture.hash))
         near = apart <= DISTANCE
         distances = dict(zip(hashed["record"][near].tolist(), apart[near].tolist(), strict=True))
