@@ -87,14 +87,12 @@ from .transfer.fetch import (
     fetch as fetch,
 )
 from .transfer.publish import (
+    ConvertedTo as ConvertedTo,
     PublishedDataset as PublishedDataset,
+    convert_to_url as convert_to_url,
     publish as publish,
 )
 from .transfer.repair import repair as repair
-from .transfer.to_url import (
-    ConvertedTo as ConvertedTo,
-    convert_to_url as convert_to_url,
-)
 from .verification.checks import (
     Finding as Finding,
     Report as Report,

@@ -46,7 +46,7 @@ from shardprep.formats.runtime.progress import count_of, records_of, size
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
-from shardprep.formats.transfer.to_url import ConvertedTo, convert_to_url
+from shardprep.formats.transfer.publish import ConvertedTo, convert_to_url
 
 on_bad_image_option: Option = click.option(
     "--on-bad-image",

@@ -47,8 +47,7 @@ from shardprep.formats.storage.collection import collect as collect_parts
 from shardprep.formats.storage.open import open_dataset
 from shardprep.formats.transfer.repair import repair as repair_dataset
 from shardprep.formats.verification.checks import Report
-from shardprep.formats.verification.levels import LEVELS
-from shardprep.formats.verification.verify import verify as verify_dataset
+from shardprep.formats.verification.verify import LEVELS, verify as verify_dataset
 
 
 @command(

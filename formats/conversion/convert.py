@@ -82,7 +82,7 @@ from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Entries, Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
-from shardprep.formats.verification.levels import verify_folder
+from shardprep.formats.verification.verify import verify_folder
 
 T = TypeVar("T")
 

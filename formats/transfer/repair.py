@@ -47,7 +47,7 @@ from shardprep.formats.storage.store import PATIENT, Location, path_or_place
 from shardprep.formats.storage.transfer import TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.checks import Report
-from shardprep.formats.verification.levels import verify_folder
+from shardprep.formats.verification.verify import verify_folder
 
 
 def repair(

@@ -1,34 +1,84 @@
-"""Verification of a dataset in a folder, or at a URL through a cache."""
+"""Verification of a dataset in a folder, or at a URL through a cache, at one of four levels.
+
+Every finding is reported.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, Self
 
-from shardprep.formats.errors import ShardprepError, UsageError
-from shardprep.formats.runtime.files import user_path
+import numpy as np
+
+from shardprep.formats.errors import (
+    DatasetNotFound,
+    ManifestDamaged,
+    ShardDamaged,
+    ShardprepError,
+    UsageError,
+)
+from shardprep.formats.images.decode import cv2
+from shardprep.formats.records.record import content_root
+from shardprep.formats.runtime.files import hash_file, memory_file, user_path
+from shardprep.formats.runtime.jobs import (
+    AT_ONCE,
+    ExecutorCall,
+    completed,
+    other_machine,
+    refuse_other_versions,
+)
 from shardprep.formats.runtime.loop_thread import LoopThread, run_all
-from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage.cache import AT_ONCE, FileCache
+from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
+from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
+from shardprep.formats.shards.columns import unlisted_columns
+from shardprep.formats.shards.in_place import changed_in, hash_region
+from shardprep.formats.shards.manifest import (
+    BOXES_NAME,
+    INDEX_NAME,
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    QUARANTINE_NAME,
+    Manifest,
+    checked_boxes,
+    checked_column,
+    checked_index,
+    read_manifest,
+)
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, place_of
+from shardprep.formats.storage.cache import AT_ONCE as DOWNLOADS_AT_ONCE, FileCache
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder
 from shardprep.formats.storage.transfer import remote_dataset
-from shardprep.formats.verification.checks import Report
-from shardprep.formats.verification.levels import (
-    LEVELS,
-    MISSING,
-    DatasetFiles,
-    verify_files,
-    verify_folder,
-    wrong_size,
+from shardprep.formats.verification.checks import (
+    CheckResult,
+    FileCheck,
+    Finding,
+    Report,
+    check_quarantine,
+    checked,
+    false_claims,
+    reading,
 )
+
+LEVELS = ("quick", "full", "records", "decode")
+
+# A library can loop forever over a damaged tree; a slow disk must not look like that.
+SHARD_TIMEOUT_S = 600.0
+SLOWEST_BYTES_PER_SECOND = 1e6
+
+MISSING = "is missing"
+UNFINISHED = "belongs to an unfinished join; the same prep join continues it, another one removes it"
 
 
 def verify(
@@ -96,6 +146,91 @@ def verify(
         return verify_files(CachedFiles(files), level, workers, None, progress)
 
 
+def verify_folder(
+    path: Path, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
+) -> Report:
+    """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
+    if not path.is_dir():
+        raise DatasetNotFound.at(path)
+    return verify_files(DatasetFiles(path), level, workers, executor, progress)
+
+
+def verify_files(
+    files: DatasetFiles, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
+) -> Report:
+    """Check the dataset that these files belong to, as :func:`verify` does."""
+    report = Report(files.folder, level, url=files.url)
+    try:
+        manifest = report.manifest = files.manifest()
+    except ManifestDamaged as error:
+        report.findings.append(Finding(MANIFEST_NAME, error.message))
+        return report
+    report.dataset = files.folder
+    there = None
+    if executor is not None:
+        there = executor, SeenDataset.here(report.dataset, decode=level == "decode")
+    with WorkerPool(1) as children:  # called from the threads of the checks
+        _Verification(files, report, manifest, workers, shown(progress), there, children).run()
+    return report
+
+
+def wrong_size(entry: FileEntry, size: int) -> str:
+    """Describe a file's wrong size; empty if it is right."""
+    return f"has {size} bytes, not {entry.size}" if size != entry.size else ""
+
+
+class DatasetFiles:
+    """The files of a dataset in ``folder``, on this machine. Picklable."""
+
+    url: str | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._absolute = folder.absolute()  # another process may have another working directory
+
+    def manifest(self) -> Manifest:
+        """Read the manifest. Raises ManifestDamaged, UnknownVersion, OSError."""
+        return read_manifest(self.folder)
+
+    def look(self, entries: Sequence[FileEntry], level: str) -> None:
+        """Prepare :meth:`issue` for these files."""
+
+    def issue(self, entry: FileEntry) -> str:
+        """Describe what is wrong with a file's type or size, without reading it; empty if nothing is."""
+        try:
+            status = (self.folder / entry.name).lstat()
+        except FileNotFoundError:
+            return MISSING
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a regular file"
+        return wrong_size(entry, status.st_size)
+
+    def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
+        """Return a context in which a file stays at its path, which is not a link."""
+        return nullcontext(self._absolute / entry.name)
+
+    def stop(self) -> None:
+        """End the reads of other threads, whose results are not needed."""
+
+    def check_others(self, report: Report, manifest: Manifest) -> None:
+        """Report the files that the manifest does not list. Raises OSError.
+
+        While a join is unfinished, its work folder is expected, and its column files are only noted.
+        """
+        known = {file.name for file in manifest.files}
+        work_folder = self.folder / WORK_FOLDER_NAME
+        if not os.path.lexists(work_folder):
+            known.add(WORK_FOLDER_NAME)  # another process may make it now
+        elif not work_folder.is_symlink() and work_folder.is_dir():
+            for path in unlisted_columns(self.folder, known):
+                report.notes.append(Finding(path.name, UNFINISHED))
+            known |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
+        known |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
+        for name in sorted(path.name for path in self.folder.iterdir()):
+            if name not in known:
+                report.findings.append(Finding(name, "does not belong to the dataset"))
+
+
 class CachedFiles(DatasetFiles):
     """The files of a dataset at a URL, cached when they are read. Not picklable."""
 
@@ -129,7 +264,7 @@ class CachedFiles(DatasetFiles):
                 self._issues[entry.name] = error
 
         with LoopThread(threads=1) as loop:
-            loop.run(run_all([partial(ask, entry) for entry in entries], AT_ONCE))
+            loop.run(run_all([partial(ask, entry) for entry in entries], DOWNLOADS_AT_ONCE))
 
     def issue(self, entry: FileEntry) -> str:
         issue = self._issues.get(entry.name, "")
@@ -161,3 +296,250 @@ class CachedFiles(DatasetFiles):
 
     def stop(self) -> None:
         self._cache.close()
+
+
+@dataclass(frozen=True)
+class SeenDataset:
+    """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
+
+    ``manifest`` is the SHA-256 of its manifest, ``archive_bytes`` the size of the archive with the images;
+    None if this machine sees none.
+    """
+
+    path: Path
+    manifest: str
+    versions: Mapping[str, str]
+    archive_bytes: int | None
+
+    @classmethod
+    def here(cls, path: Path, *, decode: bool) -> Self:
+        size = None
+        with suppress(OSError):  # there is none, or its own check reports why it cannot be read
+            size = (path / ARCHIVE_NAME).stat().st_size
+        return cls(path.absolute(), hash_file(path / MANIFEST_NAME), _versions(decode=decode), size)
+
+    def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
+        """Make a call that reads the file ``name``.
+
+        Raises OtherMachine unless this machine sees the same dataset and file, and has the same versions.
+        """
+        refuse_other_versions(self.versions, _versions(decode="OpenCV" in self.versions), "verification")
+        try:
+            issue = "" if hash_file(self.path / MANIFEST_NAME) == self.manifest else "its root differs"
+            (self.path / name).lstat()
+            here = (self.path / ARCHIVE_NAME).stat().st_size if self.archive_bytes is not None else None
+            if here != self.archive_bytes:
+                issue = f"{ARCHIVE_NAME} has another size"
+        except OSError as error:
+            issue = str(error)
+        if issue:
+            text = f"does not see the dataset ({issue}); mount it there at the same path"
+            raise other_machine(text, self.path)
+        return call()
+
+
+def _versions(*, decode: bool) -> dict[str, str]:
+    opencv = {"OpenCV": cv2.__version__} if decode else {}
+    return {"shardprep": version("shardprep")} | opencv
+
+
+@dataclass(frozen=True)
+class _Verification:
+    files: DatasetFiles
+    report: Report
+    manifest: Manifest
+    workers: int | None
+    progress: Progress
+    elsewhere: tuple[Executor, SeenDataset] | None
+    children: WorkerPool
+
+    def run(self) -> None:
+        manifest, level = self.manifest, self.report.level
+        if manifest.table(INDEX_NAME) is None:
+            self._found(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
+        self.files.look(manifest.files, level)
+        sound = [
+            each for each in manifest.files if self._is_sound(each.name, partial(self.files.issue, each))
+        ]
+        is_there = manifest.archive is None or self._is_sound(ARCHIVE_NAME, self._archive_issue)
+        with reading(".", self.report):
+            self.files.check_others(self.report, manifest)
+        if level == "quick":
+            return
+        names = {entry.name for entry in sound}
+        tables = self._read_tables(names)
+        if level != "full":
+            self._check_promises(tables.get(INDEX_NAME), names)
+        checks = self._checks({} if level == "full" else tables, is_there=is_there)
+        for region in (check.region for name, check in checks.items() if name not in names):
+            link = self.report.dataset.absolute() / ARCHIVE_NAME
+            with reading(ARCHIVE_NAME, self.report):
+                if region and hash_region(link, region) != region.sha256:
+                    self._found(ARCHIVE_NAME, changed_in(link, region))
+        digests = self._check([checks[name] for name in checks if name in names])
+        if level != "full" and not self.report.exit_code:
+            self._check_roots(digests)
+
+    def _archive_issue(self) -> str:
+        """Describe what is wrong with the size of the images' archive; empty if nothing is."""
+        link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
+        issue = archive.issue(self.report.dataset) if archive else ""
+        return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
+
+    def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:
+        issue: str | None = None
+        with reading(name, self.report):
+            issue = issue_of()
+        if issue:
+            self._found(name, issue)
+        return issue == ""
+
+    def _found(self, name: str, problem: str) -> None:
+        self.report.findings.append(Finding(name, problem))
+
+    def _read_tables(self, sound: set[str]) -> dict[str, Rows | None]:
+        """Check the tables named in ``sound``; return the intact ones by name, with their rows."""
+        checks: dict[str, Callable[[Path, Manifest], Rows | None]] = {
+            INDEX_NAME: checked_index,
+            BOXES_NAME: checked_boxes,
+        }
+        for column in self.manifest.column_entries:
+            checks[column.table.name] = partial(checked_column, entry=column)
+        tables: dict[str, Rows | None] = {}
+        for entry in (file for file in self.manifest.files if file.name in sound & checks.keys()):
+            with reading(entry.name, self.report), self.files.at_hand(entry):
+                tables[entry.name] = checks[entry.name](self.files.folder, self.manifest)
+        return tables
+
+    def _checks(self, tables: Mapping[str, Rows | None], *, is_there: bool) -> dict[str, FileCheck]:
+        """Return the check of each file that has not been read as a table, by its name.
+
+        Records and values are compared with the intact ``tables``, unless the archive of the images is not
+        there.
+        """
+        manifest, folder, level = self.manifest, self.report.dataset.absolute(), self.report.level
+        checks = {entry.name: FileCheck(folder / entry.name, entry, level) for entry in manifest.files}
+        index = tables.get(INDEX_NAME)
+        keys = None if index is None else np.ascontiguousarray(index["key"])
+        regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
+        ends = accumulate(shard.records for shard in manifest.shards)
+        for number, (shard, end, region) in enumerate(zip(manifest.shards, ends, regions, strict=True)):
+            part = slice(end - shard.records, end)
+            of_shard = replace(
+                checks[shard.name],
+                container=manifest.container,
+                keys=None if keys is None else keys[part],
+                rows=None if index is None else index[part],
+                number=number,
+                has_images=manifest.has_images,
+            )
+            if is_there:
+                checks[shard.name] = replace(of_shard, region=region)
+            for column in manifest.column_entries:
+                table = tables.get(column.table.name)
+                for entry in column.shards[number : number + 1]:
+                    checks[entry.name] = replace(
+                        of_shard,
+                        path=folder / entry.name,
+                        entry=entry,
+                        rows=None if table is None else table[part],
+                        field=column.field,
+                    )
+        for column in manifest.column_entries:
+            own = checks.pop(column.table.name)
+            if column.field.is_fixed:
+                checks[own.entry.name] = replace(own, keys=keys, field=column.field)
+        return {name: check for name, check in checks.items() if name not in (INDEX_NAME, BOXES_NAME)}
+
+    def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
+        if index is not None:
+            for problem in false_claims(self.manifest, index):
+                self._found(MANIFEST_NAME, problem)
+        listed = self.manifest.table(QUARANTINE_NAME)
+        if listed is None or QUARANTINE_NAME in sound:
+            hand = self.files.at_hand(listed) if listed else nullcontext()
+            with reading(QUARANTINE_NAME, self.report), hand:
+                check_quarantine(self.files.folder, self.manifest)
+
+    def _check_roots(self, digests: Mapping[str, bytes]) -> None:
+        if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
+            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
+        for column in self.manifest.column_entries:
+            roots = (digests[file.name] for file in column.shards or (column.table,))
+            if content_root(roots) != column.content_root:
+                problem = (
+                    f"its content_root of the column {column.field.name} differs from that of the values"
+                )
+                self._found(MANIFEST_NAME, problem)
+
+    def _check(self, checks: Sequence[FileCheck]) -> dict[str, bytes]:
+        """Make the checks, report the results in order, and return the digests by name.
+
+        They are made in threads, or pickled and made on the executor. An unreadable file is reported without
+        stopping the others. ExecutorFailed and OtherMachine stop everything.
+        """
+        room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
+        files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
+        sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
+        records = np.array([file.records * (file.name in room) for file in files], np.int64)
+        count = usable_cpus() if self.workers is None else max(1, self.workers)
+        made: dict[int, CheckResult] = {}
+        places = iter(range(len(files)))
+        sent = []
+        if self.elsewhere is not None:
+            executor, seen = self.elsewhere
+            for check, file in zip(checks, files, strict=True):
+                call = partial(_found_by, check, self.files, file.size, None)
+                sent.append(ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))
+
+        def submit(place: int) -> Future[Any]:
+            if sent:
+                return sent[place].submitted(executor)
+            check = replace(
+                checks[place], counts=Path(f"/proc/{os.getpid()}/fd/{shared.fileno()}"), place=place
+            )
+            return threads.submit(_found_by, check, self.files, files[place].size, self.children)
+
+        title = "hash" if self.report.level == "full" else self.report.level
+        with (
+            os.fdopen(memory_file(), "r+b") as shared,
+            self.progress.task(title, records=int(records.sum()), size=int(sizes.sum())),
+            ThreadPoolExecutor(count) as threads,
+        ):
+            counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
+            try:
+                at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
+                with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
+                    for done in finished:
+                        if done is not None:
+                            place, future = done
+                            made[place] = sent[place].value_of(future) if sent else future.result()
+                            counts[place] = ends[place]
+                        shares = counts / ends
+                        self.progress.at(round(shares @ records), round(shares @ sizes))
+            except BaseException:
+                self.children.kill()
+                self.files.stop()
+                raise
+        for place in range(len(files)):
+            made[place].add_to(self.report)
+        return {file.name: made[place].digests for place, file in enumerate(files)}
+
+
+def _found_by(check: FileCheck, files: DatasetFiles, size: int, children: WorkerPool | None) -> CheckResult:
+    """Make a check of ``size`` bytes; its errors are findings, too.
+
+    Records are read in one of the children, or in a new one if there are none, as on another machine.
+    """
+    found = CheckResult()
+    with reading(check.entry.name, found):
+        try:
+            with files.at_hand(check.entry) as path:
+                check = replace(check, path=path)
+                if not check.reads:
+                    return check.found()
+                with WorkerPool(1) if children is None else nullcontext(children) as pool:
+                    return checked(check, SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)
+        except ShardDamaged as error:
+            found.findings.append(Finding(check.entry.name, f"its container is unreadable: {error.message}"))
+    return found

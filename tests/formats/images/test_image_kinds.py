@@ -10,7 +10,7 @@ import pytest
 from shardprep.formats import BadImage, ImageFlag, read_image_header, verify
 from shardprep.formats.images import header as jpeg
 from shardprep.formats.images.header import MAX_CHUNKS, READERS, ImageInfo
-from shardprep.formats.verification.levels import LEVELS
+from shardprep.formats.verification.verify import LEVELS
 from shardprep.loaders import decode_rgb
 from support.datasets import converted
 from support.image_files import (

@@ -15,7 +15,7 @@ from shardprep.formats import repair, verify
 from shardprep.formats.runtime.jobs import OtherMachine
 from shardprep.formats.shards.read import ARCHIVE_NAME, IN_PLACE
 from shardprep.formats.verification import levels
-from shardprep.formats.verification.levels import LEVELS
+from shardprep.formats.verification.verify import LEVELS
 from support.datasets import converted, flip, tree
 from support.engines import Engine, elsewhere, finish, moved
 
