@@ -19,8 +19,8 @@ from shardprep.formats.conversion.shard import ShardJob, is_other_file, shard_jo
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.decode import crashes_decoder
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import JobRunner, counted
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown

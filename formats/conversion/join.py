@@ -25,9 +25,16 @@ from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import ShardJob
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
-from shardprep.formats.records.codecs import BadValue, FloatCodec, IntegerCodec
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.records.schema import ColumnChoice, Field, Schema, column_choice
+from shardprep.formats.records.schema import (
+    BadValue,
+    ColumnChoice,
+    Field,
+    FloatCodec,
+    IntegerCodec,
+    Schema,
+    column_choice,
+)
 from shardprep.formats.runtime.files import (
     ArchiveFile,
     Identity,

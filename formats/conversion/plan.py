@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, SourceDamaged, UsageError
 from shardprep.formats.images.header import DEFAULT_QUALITY, MAX_GROWTH
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import (
     ARCHIVE_ORDER,
     GIVEN,
@@ -26,6 +25,7 @@ from shardprep.formats.records.record import (
     is_class_sorted,
     permutation,
 )
+from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import checked_int, seed_of

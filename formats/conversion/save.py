@@ -26,14 +26,6 @@ from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
-from shardprep.formats.records.codecs import (
-    BadValue,
-    ImageCodec,
-    TextCodec,
-    number_of,
-    refuse_masked,
-    refused,
-)
 from shardprep.formats.records.record import (
     GIVEN,
     GIVEN_SHUFFLED,
@@ -45,7 +37,20 @@ from shardprep.formats.records.record import (
     LabelSpace,
     is_class_sorted,
 )
-from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
+from shardprep.formats.records.schema import (
+    FIRST_ITEMS,
+    BadValue,
+    Field,
+    ImageCodec,
+    Schema,
+    TextCodec,
+    as_schema,
+    exact_bytes,
+    found_schema,
+    number_of,
+    refuse_masked,
+    refused,
+)
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed, unpacked, usable_cpus

@@ -17,9 +17,8 @@ from shardprep.formats.errors import BadImage, CorruptRecord, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
 from shardprep.formats.images.header import NO_IMAGE, ImageInfo, begins_as_image, read_image_header
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import UNLABELLED, content_digest, record_crc
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import (
     flush_file,
     hash_file,

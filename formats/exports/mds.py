@@ -20,8 +20,7 @@ from shardprep.formats.exports.format import (
     published,
     real_array,
 )
-from shardprep.formats.records.codecs import ArrayCodec
-from shardprep.formats.records.schema import Field
+from shardprep.formats.records.schema import ArrayCodec, Field
 from shardprep.formats.shards.read import FileEntry, Rows
 
 INDEX = "index.json"

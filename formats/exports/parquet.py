@@ -21,9 +21,8 @@ from shardprep.formats.exports.format import (
     published,
     real_array,
 )
-from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.record import LabelSpace
-from shardprep.formats.records.schema import Field
+from shardprep.formats.records.schema import ArrayCodec, Field
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import FileEntry, Rows
 from shardprep.formats.sources.parquet import arrow

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import ManifestDamaged, UsageError, printable
-from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.records.schema import RESERVED, BadValue
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.json_record import matches, sha256_of
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import (
     NO_COLUMNS,
     UNLABELLED,
@@ -30,7 +29,7 @@ from shardprep.formats.records.record import (
     end_in_crc,
     record_crc,
 )
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import Owned, cached_property, flush_file
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.shards.read import (

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
 from shardprep.formats.images.header import LATER_KINDS, ImageInfo
-from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.records.record import (
     MAX_CLASS_ID,
     MAX_IMAGE_BYTES,
@@ -29,7 +28,7 @@ from shardprep.formats.records.record import (
     UNLABELLED,
     LabelSpace,
 )
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import MAX_VALUE_BYTES, Field, Schema
 from shardprep.formats.runtime.files import cached_property, user_path
 from shardprep.formats.runtime.json_record import (
     FILE,

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
-from shardprep.formats.records.codecs import no_constant
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import Field, Schema, no_constant
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key

@@ -18,9 +18,8 @@ from typing import ClassVar
 import numpy as np
 
 from shardprep.formats.errors import SourceIncomplete, UsageError
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import UNLABELLED
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file

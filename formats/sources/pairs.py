@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged, UsageError
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, LabelSpace
-from shardprep.formats.records.schema import PLAIN, Field, Schema
+from shardprep.formats.records.schema import PLAIN, BadValue, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (

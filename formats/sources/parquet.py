@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
-from shardprep.formats.records.codecs import ArrayCodec, BadValue
 from shardprep.formats.records.record import UNLABELLED
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import ArrayCodec, BadValue, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, Owned, foreign_file
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.sources.listing import Classes, official_key

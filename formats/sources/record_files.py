@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.images.header import is_image_file
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, UNLABELLED
-from shardprep.formats.records.schema import RESERVED, Field, Schema
+from shardprep.formats.records.schema import RESERVED, BadValue, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
 from shardprep.formats.runtime.progress import Progress, count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys

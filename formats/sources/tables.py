@@ -17,9 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
-from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
+from shardprep.formats.records.schema import (
+    INT64,
+    OF_CLASSES,
+    RESERVED,
+    ArrayCodec,
+    BadValue,
+    ColumnChoice,
+    Field,
+    no_constant,
+)
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
 from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.source import OpeningReader

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import ItemForm
-from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, found_schema
+from shardprep.formats.records.schema import FIRST_ITEMS, BadValue, Field, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.codecs import MAX_VALUE_BYTES, TextCodec
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
-from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
+from shardprep.formats.records.schema import MAX_COLUMNS, MAX_VALUE_BYTES, Field, Schema, TextCodec
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import Rows

@@ -27,7 +27,6 @@ from shardprep.formats.errors import (
 from shardprep.formats.images.crop_ready import marked
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
 from shardprep.formats.images.header import NO_IMAGE, ImageFlag, read_image_header
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import (
     MAX_SEED,
     OFFICIAL_IMAGES,
@@ -38,7 +37,7 @@ from shardprep.formats.records.record import (
     permutation,
     record_crc,
 )
-from shardprep.formats.records.schema import Field
+from shardprep.formats.records.schema import BadValue, Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_file
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.records.schema import is_masked
 from shardprep.loaders.batches.passes import Passes, Source, ending
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.slots import NUMBERS, array_of

@@ -19,9 +19,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.codecs import is_whole
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
-from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.records.schema import RESERVED, is_whole
 from shardprep.formats.runtime.files import Owned, cached_property
 from shardprep.formats.runtime.progress import seed_of
 from shardprep.loaders.batches.passes import end, ending

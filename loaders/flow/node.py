@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any, ClassVar, cast
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.codecs import is_whole
+from shardprep.formats.records.schema import is_whole
 from shardprep.formats.runtime.files import cached_property
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.records.schema import is_masked
 from shardprep.loaders.transforms.contract import LibraryVersion, in_arrays
 
 DIGEST_BYTES = 16

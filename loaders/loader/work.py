@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.header import CROP_READY
-from shardprep.formats.records.codecs import is_masked
+from shardprep.formats.records.schema import is_masked
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace

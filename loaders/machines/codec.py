@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.formats.records.codecs import no_constant
+from shardprep.formats.records.schema import no_constant
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.stack import JsonValues, unmasked
 

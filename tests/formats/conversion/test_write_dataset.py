@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
 from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
-from shardprep.formats.records.codecs import DTYPES
+from shardprep.formats.records.schema import DTYPES
 from shardprep.loaders import Flow
 from support.datasets import tree
 from support.image_files import JPEG

@@ -12,9 +12,8 @@ from hypothesis import given, strategies as st
 
 from shardprep.formats import PlanOptions, UsageError, open_dataset, read_manifest
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import SPACES, LabelSpace, official_words
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards import columns as shard_cache
 from shardprep.formats.shards.read import CONTAINERS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import SourceDamaged, UsageError, open_dataset
-from shardprep.formats.records.codecs import BadValue
+from shardprep.formats.records.schema import BadValue
 from shardprep.formats.sources.recognise import recognise
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
