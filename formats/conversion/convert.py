@@ -363,13 +363,9 @@ def convert_part(
     and finishes. The bytes are the same as from a single call.
 
     Args:
-        source: As for :func:`.convert.convert`, and the same for all parts.
-        output: As ``source``.
+        source, output, split, plan_options, options, source_options: As for :func:`.convert.convert`, and the
+            same for all parts; ``restart`` is refused.
         part: (i, n), the i-th part of n, numbered from 1.
-        split: As ``source``.
-        plan_options: As ``source``.
-        options: As ``source``; ``restart`` is refused.
-        source_options: As ``source``.
         workers: Number of processes, as for :func:`.convert.convert`.
         progress: Receives the progress; None shows a bar in a notebook.
 

@@ -133,12 +133,7 @@ def plan_conversion(
     PNG and WebP are decoded. A problem does not end the run: all problems are in the result.
 
     Args:
-        source: As for :func:`.convert.convert`.
-        output: As for :func:`.convert.convert`.
-        split: As for :func:`.convert.convert`.
-        plan_options: As for :func:`.convert.convert`.
-        options: As for :func:`.convert.convert`.
-        source_options: As for :func:`.convert.convert`.
+        source, output, split, plan_options, options, source_options: As for :func:`.convert.convert`.
         workers: Number of processes; None is one per usable CPU, 0 reads in this process.
         progress: Receives the progress; None shows a bar in a notebook.
         part: As for :func:`.convert.convert_part`: only this part's shards are read and counted. None is all.

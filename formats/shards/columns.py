@@ -96,20 +96,20 @@ class DatasetColumns:
     is empty.
     """
 
-    entries: tuple[ColumnEntry, ...]
+    fields: tuple[ColumnEntry, ...]
     records_root: str
     has_images: bool = True
 
     @property
     def schema(self) -> Schema:
-        return Schema(entry.field for entry in self.entries)
+        return Schema(entry.field for entry in self.fields)
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        return (file for entry in self.entries for file in entry.files)
+        return (file for entry in self.fields for file in entry.files)
 
     def __getitem__(self, name: str) -> ColumnEntry:
-        return self.entries[self.schema.names.index(self.schema[name].name)]
+        return self.fields[self.schema.names.index(self.schema[name].name)]
 
     @property
     def content_root(self) -> str:
@@ -118,22 +118,9 @@ class DatasetColumns:
         It is the BLAKE3 of ROOT_DOMAIN and the canonical JSON of [records_root, has_images, fields], where
         each field has its column's content root.
         """
-        fields = [entry.field.to_json() | {"content_root": entry.content_root} for entry in self.entries]
+        fields = [entry.field.to_json() | {"content_root": entry.content_root} for entry in self.fields]
         parts = [self.records_root, self.has_images, fields]
         return f"blake3:{blake3(ROOT_DOMAIN).update(canonical_json(parts)).hexdigest()}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fields": [entry.to_json() for entry in self.entries],
-            "records_root": self.records_root,
-            "has_images": self.has_images,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> DatasetColumns:
-        """Return the columns of a valid manifest."""
-        entries = tuple(ColumnEntry.from_json(each) for each in value["fields"])
-        return cls(entries, value["records_root"], value["has_images"])
 
 
 def table_name(column: str) -> str:

@@ -33,10 +33,12 @@ from shardprep.formats.runtime.files import cached_property, user_path
 from shardprep.formats.runtime.json_record import (
     FILE,
     SHA256,
+    built,
     canonical_json,
     is_text,
     matches,
     parse_canonical_json,
+    plain,
     sha256_of,
 )
 from shardprep.formats.shards.columns import (
@@ -141,8 +143,8 @@ CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 def _columns_fit(value: dict[str, Any]) -> bool:
     """Whether the columns of a manifest agree with its other parts."""
-    columns, dataset = DatasetColumns.from_json(value["columns"]), value["dataset"]
-    for entry in columns.entries:
+    columns, dataset = built(DatasetColumns, value["columns"]), value["dataset"]
+    for entry in columns.fields:
         name, shards = entry.field.name, [] if entry.field.is_fixed else value["shards"]
         files = [(table_name(name), dataset["records"])]
         for number, shard in enumerate(shards):
@@ -264,7 +266,7 @@ class Manifest:
 
     @property
     def column_entries(self) -> tuple[ColumnEntry, ...]:
-        return self.columns.entries if self.columns else ()
+        return self.columns.fields if self.columns else ()
 
     @property
     def column_files(self) -> tuple[FileEntry, ...]:
@@ -316,7 +318,7 @@ class Manifest:
     def _body(self) -> dict[str, Any]:
         critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
         critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
-        critical |= {"columns": self.columns.to_json()} if self.columns else {}
+        critical |= {"columns": plain(self.columns)} if self.columns else {}
         critical |= {"archive": self.archive.to_json()} if self.archive else {}
         critical |= {"offsets": True} if self.offsets else {}
         return (
@@ -373,7 +375,7 @@ class Manifest:
             kinds=tuple(value.get("kinds", ())),
             crop_ready=value.get("crop_ready", 0),
             archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
-            columns=DatasetColumns.from_json(value["columns"]) if "columns" in value else None,
+            columns=built(DatasetColumns, value["columns"]) if "columns" in value else None,
             offsets="offsets" in value,
         )
 

@@ -404,16 +404,13 @@ def convert_to_url(
     there is none, the manifest come last. Of two different conversions to one URL, one fails. Needs obstore.
 
     Args:
-        source: As for :func:`~.convert.convert`.
+        source, plan_options, options, source_options: As for :func:`~.convert.convert`.
         url: URL of the dataset if ``split`` is given; otherwise, all splits are converted into
             ``url/<split>``. ``s3://``, ``gs://``, ``az://`` or ``file://``.
         scratch: Local folder for the state of the conversion, with room for the tables and one shard more
             than there are workers; give the same folder to continue. None is a folder in the user's cache
             folder, named by the URL.
         split: "train", "val" or "test"; None converts all.
-        plan_options: As for :func:`~.convert.convert`.
-        options: As for :func:`~.convert.convert`.
-        source_options: As for :func:`~.convert.convert`.
         workers: Number of processes, as for :func:`~.convert.convert`.
         retries: Number of times to retry a failed request.
         timeout_s: Seconds without a response after which a request fails.

@@ -74,8 +74,7 @@ def repair(
         source: Path that it was converted from, or URL of an intact copy, or of a folder of splits with one:
             ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``.
         root: Folder that the paths in a list of images are relative to; None is the list's own.
-        workers: As for :func:`~shardprep.formats.conversion.convert.convert`.
-        executor: As for :func:`~shardprep.formats.conversion.convert.convert`.
+        workers, executor: As for :func:`~shardprep.formats.conversion.convert.convert`.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
