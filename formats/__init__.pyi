@@ -76,12 +76,12 @@ from .shards.summary import (
 )
 from .sources.sample import make_sample as make_sample
 from .sources.source import SourceOptions as SourceOptions
-from .storage.collection import (
+from .storage.open import (
     Collection as Collection,
     collect as collect,
     open_collection as open_collection,
+    open_dataset as open_dataset,
 )
-from .storage.open import open_dataset as open_dataset
 from .transfer.fetch import (
     FetchedDataset as FetchedDataset,
     fetch as fetch,

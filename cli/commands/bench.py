@@ -29,8 +29,7 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
 from shardprep.formats.runtime.json_record import json_of
 from shardprep.formats.runtime.progress import count_of, size
-from shardprep.formats.storage.collection import open_records
-from shardprep.formats.storage.open import datasets_in
+from shardprep.formats.storage.open import datasets_in, open_records
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.stats import StageLoad

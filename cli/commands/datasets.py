@@ -43,8 +43,7 @@ from shardprep.formats.shards.summary import (
     class_counts,
     inspect as inspect_dataset,
 )
-from shardprep.formats.storage.collection import collect as collect_parts
-from shardprep.formats.storage.open import open_dataset
+from shardprep.formats.storage.open import collect as collect_parts, open_dataset
 from shardprep.formats.transfer.repair import repair as repair_dataset
 from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.verify import LEVELS, verify as verify_dataset

@@ -22,8 +22,7 @@ from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import advice
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.storage.collection import read_collection
-from shardprep.formats.storage.open import cached_place, datasets_in
+from shardprep.formats.storage.open import cached_place, datasets_in, read_collection
 
 EXIT_OPERATION_FAILED = 3
 

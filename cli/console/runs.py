@@ -18,7 +18,7 @@ from shardprep.cli.console.output import say
 from shardprep.formats.errors import MissingExtra
 from shardprep.formats.runtime.files import foreign_file
 from shardprep.formats.shards.dataset import splits_of
-from shardprep.formats.storage.collection import open_records
+from shardprep.formats.storage.open import open_records
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader

@@ -17,7 +17,7 @@ from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
-from shardprep.formats.storage.collection import open_records
+from shardprep.formats.storage.open import open_records
 from shardprep.loaders.flow.node import Fetch, Fetched, Length, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead

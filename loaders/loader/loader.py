@@ -31,7 +31,7 @@ from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import checked_int, count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
-from shardprep.formats.storage.collection import Collection, open_records
+from shardprep.formats.storage.open import Collection, open_records
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs
 from shardprep.loaders.engine.dispatcher import Plan

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.json_record import JsonRecord, built_fields, is_within, sha256_of
 from shardprep.formats.runtime.progress import count_of
-from shardprep.formats.storage.collection import open_records
+from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.options import place_of
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard

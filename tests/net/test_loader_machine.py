@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from shardprep.formats import make_sample, open_dataset
 from shardprep.formats.errors import UsageError
-from shardprep.formats.storage import collection as collections
+from shardprep.formats.storage import open as collections
 from shardprep.loaders import (
     EvalTransform,
     GlobalShuffle,

@@ -21,7 +21,7 @@ from shardprep.formats.records.record import LabelSpace, official_words
 from shardprep.formats.shards import read as seal
 from shardprep.formats.shards.manifest import Manifest, index_dtype
 from shardprep.formats.shards.read import FileEntry, table_header
-from shardprep.formats.storage.collection import Collection, CollectionFile, PartEntry
+from shardprep.formats.storage.open import Collection, CollectionFile, PartEntry
 from shardprep.loaders import LocalShuffle
 from shardprep.loaders.loader.options import plan_of
 from shardprep.loaders.loader.work import Subset

@@ -31,7 +31,7 @@ from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.dataset import RecordSet
-from shardprep.formats.storage import collection as collections
+from shardprep.formats.storage import open as collections
 from support.cut_datasets import collected, cut
 from support.datasets import prep_here, writable
 

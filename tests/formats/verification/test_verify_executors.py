@@ -14,7 +14,7 @@ import pytest
 from shardprep.formats import repair, verify
 from shardprep.formats.runtime.jobs import OtherMachine
 from shardprep.formats.shards.read import ARCHIVE_NAME, IN_PLACE
-from shardprep.formats.verification import levels
+from shardprep.formats.verification import verify as verification
 from shardprep.formats.verification.verify import LEVELS
 from support.datasets import converted, flip, tree
 from support.engines import Engine, elsewhere, finish, moved
@@ -89,7 +89,7 @@ def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
     with pytest.MonkeyPatch.context() as patch:
 
         def change() -> None:
-            patch.setattr(levels, "version", lambda package: "99")
+            patch.setattr(verification, "version", lambda package: "99")
 
         machine = elsewhere(change, patch.undo)
         refused(dataset, machine, "has shardprep 99, but the verification was begun with")

@@ -19,7 +19,7 @@ import pytest
 from shardprep.formats import BadTarget, ManifestDamaged, UsageError, collect, make_sample, open_dataset
 from shardprep.formats.conversion import convert as conversion
 from shardprep.formats.records.schema import Schema
-from shardprep.formats.storage import collection as collections
+from shardprep.formats.storage import open as collections
 from shardprep.loaders import EvalTransform, Flow, Loader, LocalShuffle, SortedByClass, TrainTransform
 from support import billion_records
 from support.column_datasets import every_kind, write_columns, write_samples
