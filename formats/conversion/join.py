@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.convert import column_entries
-from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import ShardJob
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
@@ -44,7 +44,7 @@ from shardprep.formats.runtime.files import (
     publish_bytes,
     user_path,
 )
-from shardprep.formats.runtime.jobs import JobRunner
+from shardprep.formats.runtime.jobs import JobRunner, Unit
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, count_of, shown
 from shardprep.formats.runtime.work_folder import (
@@ -69,7 +69,6 @@ from shardprep.formats.shards.manifest import (
     checked_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import Extent
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS, usual_column
 from shardprep.formats.sources.source import OpeningReader, entry_dtype
@@ -307,7 +306,7 @@ def _built(
         rows["places"][:, number], rows["lengths"][:, number] = one.places, one.lengths
     bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
     shards = [
-        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
+        Unit(shard.name, number, first, last, shard.size)
         for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
     ]
     schema = Schema(one.field for one in columns)

@@ -26,12 +26,12 @@ from shardprep.formats.records.record import (
     permutation,
 )
 from shardprep.formats.records.schema import BadValue
-from shardprep.formats.runtime.jobs import other_machine, refuse_other_versions
+from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
-from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Extent, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, container
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
@@ -117,27 +117,6 @@ class PlanOptions:
         return values | ({"transcoder": self.transcoder} if self.transcodes else {})
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedShard:
-    """A shard to build from the records at positions ``first`` (inclusive) to ``last`` (exclusive)."""
-
-    name: str
-    number: int
-    first: int
-    last: int
-    extent: Extent
-
-    @property
-    def records(self) -> int:
-        """The number of records, including bad ones."""
-        return self.extent.records
-
-    @property
-    def size(self) -> int:
-        """An upper bound of the records' bytes."""
-        return self.extent.payload_bytes
-
-
 @dataclass(frozen=True)
 class Plan:
     """A whole conversion, in which ``entries[order[i]]`` is the record at position *i* of the output.
@@ -148,7 +127,7 @@ class Plan:
     listing: Listing
     options: PlanOptions
     order: npt.NDArray[np.uint32]
-    shards: tuple[PlannedShard, ...]
+    shards: tuple[Unit, ...]
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
@@ -180,7 +159,7 @@ class Plan:
         last = self.listing.entries[self.order[[shard.last - 1 for shard in self.shards]]]
         return spanned((last["offset"] + last["length"]).tolist(), archive.size)
 
-    def entries_of(self, shard: PlannedShard) -> Entries:
+    def entries_of(self, shard: Unit) -> Entries:
         return self.listing.entries[self.order[shard.first : shard.last]]
 
 
@@ -199,12 +178,13 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
     suffix, growth = SUFFIXES[options.container], MAX_GROWTH if options.transcodes else 1
     lengths = entries["length"][order]
     shards = tuple(
-        PlannedShard(
+        Unit(
             name=f"shard-{number:05d}{suffix}",
             number=number,
             first=first,
             last=last,
-            extent=Extent(last - first, math.ceil(int(lengths[first:last].sum()) * growth), key_bytes),
+            size=math.ceil(int(lengths[first:last].sum()) * growth),
+            key_bytes=key_bytes,
         )
         for number, (first, last) in enumerate(spans(lengths, options.shard_size))
     )
@@ -249,10 +229,10 @@ def _digest(
     listing: Listing,
     options: PlanOptions,
     order: npt.NDArray[np.uint32],
-    shards: tuple[PlannedShard, ...],
+    shards: tuple[Unit, ...],
     version: tuple[int, int],
 ) -> str:
-    key_bytes = shards[0].extent.key_bytes
+    key_bytes = shards[0].key_bytes
     head = {
         "version": version,
         "options": options.to_json(),
@@ -276,7 +256,7 @@ def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
     return (order[start : start + (1 << 16)] for start in range(0, len(order), 1 << 16))
 
 
-def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[PlannedShard, ...]]:
+def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[Unit, ...]]:
     """Yield the shards of each plan in part i of n, (i, n); they are dealt one by one over all plans."""
     (number, of), before = part, 0
     for plan in plans:

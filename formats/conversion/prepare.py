@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, blocks, plan, shares
+from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, plan, shares
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
@@ -28,6 +28,7 @@ from shardprep.formats.runtime.files import (
     redacted,
     user_path,
 )
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.runtime.progress import Progress, count_of, size
 from shardprep.formats.runtime.work_folder import (
@@ -40,7 +41,7 @@ from shardprep.formats.runtime.work_folder import (
 )
 from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
-from shardprep.formats.shards.read import IN_PLACE, Rows, container
+from shardprep.formats.shards.read import IN_PLACE, Extent, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
@@ -155,7 +156,7 @@ class PreparedSplit:
     output: Path
     planned: Plan
     boxes: Rows | None
-    shards: Sequence[PlannedShard]
+    shards: Sequence[Unit]
 
     @property
     def listing(self) -> Listing:
@@ -176,13 +177,14 @@ class PreparedSplit:
                     return
         yield None
 
-    def most_bytes(self, shards: Iterable[PlannedShard]) -> int:
+    def most_bytes(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the size of the tables and these shards."""
         kind, planned = container(self.planned.options.container), self.planned
         tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
-        return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
+        extents = (Extent(shard.records, shard.size, shard.key_bytes) for shard in shards)
+        return tables + sum(map(kind.bytes_needed, extents))
 
-    def bytes_to_write(self, shards: Iterable[PlannedShard]) -> int:
+    def bytes_to_write(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the bytes still to write for these shards."""
         missing = (shard for shard in shards if not (self.output / shard.name).exists())
         return self.most_bytes(()) + self.most_bytes(missing)  # at the end, rows exist in both folders

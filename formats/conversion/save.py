@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from shardprep.formats.conversion.convert import convert_prepared, finish, shard_rows, verify_finished
-from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, plan
+from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
@@ -52,13 +52,13 @@ from shardprep.formats.records.schema import (
     refused,
 )
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
+from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
 from shardprep.formats.runtime.processes import packed, unpacked, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES, Extent
+from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES
 from shardprep.formats.sources.listing import repeated_keys
 from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
 
@@ -246,12 +246,12 @@ def _streamed(
     """
     work_folder.discard(OUTPUT_FILES)
     work_folder.claim(prepared.guard())
-    planned, shards, built, done = prepared.planned, list[PlannedShard](), list[BuiltShard](), 0
+    planned, shards, built, done = prepared.planned, list[Unit](), list[BuiltShard](), 0
     with progress.task("save", records=total, size=0):
         for group in _groups(items, planned.options.shard_size, progress):
             number, first, done = len(shards), done, done + len(group)
             name = f"shard-{number:05d}{SUFFIXES[planned.options.container]}"
-            shard = PlannedShard(name, number, first, done, Extent(len(group), 0, 1))
+            shard = Unit(name, number, first, done, size=0, key_bytes=1)
             ProgressCounters(work_folder.run, [shard])
             (job,) = shard_jobs(replace(planned, shards=(shard,)), [shard], work_folder)
             built.append(build_shard(held_job(job, group, range(first, done))))
@@ -587,7 +587,7 @@ def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]
     entries = entries_of(items, numbers)
     key_bytes = entries.dtype["key"].itemsize
     size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
-    shard = replace(job.shard, extent=Extent(len(items), size, key_bytes))
+    shard = replace(job.shard, size=size, key_bytes=key_bytes)
     return replace(job, entries=entries, key_bytes=key_bytes, shard=shard, reader=HeldItems(tuple(items)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, check_machine
+from shardprep.formats.conversion.plan import Plan, PlanOptions, check_machine
 from shardprep.formats.errors import BadImage, CorruptRecord, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
@@ -27,7 +27,7 @@ from shardprep.formats.runtime.files import (
     publishing,
     unfinished,
 )
-from shardprep.formats.runtime.jobs import Job, counted
+from shardprep.formats.runtime.jobs import Job, Unit, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
@@ -187,7 +187,7 @@ class ShardJob(Job[Any]):
 
     output: Path
     run: Path
-    shard: PlannedShard
+    shard: Unit
     entries: Entries
     reader: ByteReader
     options: PlanOptions
@@ -287,7 +287,7 @@ class ShardJob(Job[Any]):
         return sha256, offsets
 
 
-def shard_jobs(planned: Plan, shards: Iterable[PlannedShard], work_folder: WorkFolder) -> Iterator[ShardJob]:
+def shard_jobs(planned: Plan, shards: Iterable[Unit], work_folder: WorkFolder) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, lazily, because each job holds its entries.
 
     Their paths are absolute, because another process may have another current folder.
@@ -363,7 +363,8 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
     """
     built, name = unfinished(job.run, job.shard.name), job.shard.name
     rows, count = np.zeros(len(job.entries), built_row(index_dtype(job.key_bytes))), 0
-    extent, known, archive = job.shard.extent, list[Sample](), job.reader.archive if job.region else None
+    extent = Extent(job.shard.records, job.shard.size, job.shard.key_bytes)
+    known, archive = list[Sample](), job.reader.archive if job.region else None
     if len(job.schema) or not job.has_images:
         samples = known = list(samples)
         size = sum(len(stored.image) for stored, _, _ in known)

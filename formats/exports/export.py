@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, spans
+from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, spans
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
@@ -23,7 +23,7 @@ from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, user_path
-from shardprep.formats.runtime.jobs import Job, JobRunner, counted
+from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted
 from shardprep.formats.runtime.json_record import built, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, checked_int, shown
@@ -39,7 +39,7 @@ from shardprep.formats.runtime.work_folder import (
 )
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import Extent, FileEntry, Rows
+from shardprep.formats.shards.read import FileEntry, Rows
 
 FORMATS: dict[str, type[ExportFormat]] = {
     kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Croissant, Folders)
@@ -140,7 +140,7 @@ class _Export:
     manifest: Manifest
     index: Rows
     format: ExportFormat
-    units: tuple[PlannedShard, ...]
+    units: tuple[Unit, ...]
     shard_size: int
 
     @classmethod
@@ -166,8 +166,8 @@ class _Export:
         bounds = list(spans(lengths, shard_size))
         units = []
         for number, (first, last) in enumerate(bounds):
-            extent = Extent(last - first, int(lengths[first:last].sum()), 0)
-            units.append(PlannedShard(chosen.unit_name(number, len(bounds)), number, first, last, extent))
+            name, size = chosen.unit_name(number, len(bounds)), int(lengths[first:last].sum())
+            units.append(Unit(name, number, first, last, size))
         return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
 
     def bytes_to_write(self) -> int:
@@ -262,7 +262,7 @@ class _Export:
         if [unit.name for unit in units] != [unit.name for unit in self.units]:
             return {}
 
-        def is_intact(unit: FileEntry, planned: PlannedShard) -> bool:
+        def is_intact(unit: FileEntry, planned: Unit) -> bool:
             return self.format.is_intact(unit, self._names(planned), self.output)
 
         intact, done_records, done_bytes = {}, 0, 0
@@ -277,7 +277,7 @@ class _Export:
                 runner.progress.at(done_records, done_bytes)
         return intact
 
-    def _names(self, unit: PlannedShard) -> tuple[str, ...]:
+    def _names(self, unit: Unit) -> tuple[str, ...]:
         return tuple(self.format.names(self.index[unit.first : unit.last]))
 
 
@@ -288,7 +288,7 @@ class _Job(Job[FileEntry]):
     dataset: Path
     format: ExportFormat
     places: Places
-    shard: PlannedShard
+    shard: Unit
     names: tuple[str, ...]
 
     @property

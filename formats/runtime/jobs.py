@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,20 +40,24 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Unit(Protocol):
-    """The name and number of a file that a job makes, and the number of records and bytes it is made of."""
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A file that a job makes of the records at positions ``first`` (inclusive) to ``last`` (exclusive).
+
+    ``size`` is an upper bound of the records' bytes, ``key_bytes`` the width of their keys.
+    """
+
+    name: str
+    number: int
+    first: int
+    last: int
+    size: int
+    key_bytes: int = 0
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def records(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    def records(self) -> int:
+        """The number of records, including bad ones."""
+        return self.last - self.first
 
 
 class Job(ABC, Generic[Built]):

@@ -71,11 +71,11 @@ def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
     assert [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), len(entries)]
     for shard in made.shards:
         lengths = made.entries_of(shard)["length"]
-        assert (shard.extent.records, shard.extent.payload_bytes) == (len(lengths), lengths.sum())
+        assert (shard.records, shard.size) == (len(lengths), lengths.sum())
         assert lengths.sum() <= options.shard_size or len(lengths) == 1
     for shard, following in zip(made.shards, made.shards[1:], strict=False):
         next_length = made.entries_of(following)["length"][0]
-        assert shard.extent.payload_bytes + next_length > options.shard_size
+        assert shard.size + next_length > options.shard_size
 
 
 def test_the_permutation_of_a_seed_never_changes() -> None:
@@ -147,7 +147,7 @@ for start in range(0, len(rows), 4096):
     some["key"] = [b"n%08d/n%08d_%d" % (n % 1000, n % 1000, n) for n in range(start, start + len(some))]
 made = plan(Listing("train", "", rows, LabelSpace(()), None), PlanOptions())
 peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]  # ru_maxrss counts the parent, too
-print(len(made.shards), sum(shard.extent.records for shard in made.shards), peak)
+print(len(made.shards), sum(shard.records for shard in made.shards), peak)
 """
 
 
