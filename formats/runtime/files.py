@@ -282,13 +282,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def open_regular(path: Path) -> int:
-    """Open a regular file. Raises SourceDamaged, without blocking, for anything else."""
-    fd = os.open(path, OPEN_FLAGS)
+def open_regular(path: Path, flags: int = OPEN_FLAGS, damaged: type[DataError] = SourceDamaged) -> int:
+    """Open a regular file. Raises ``damaged``, without blocking, for anything else."""
+    fd = os.open(path, flags)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise SourceDamaged("is not a regular file; replace it with the file itself", path=path)
+    raise damaged("is not a regular file; replace it with the file itself", path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,13 +359,15 @@ READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page fault
 MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 lines
 
 
-def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
-    with naming(path), os.fdopen(open_regular(path), "rb") as file:
+def read_small_file(
+    path: Path, limit: int = MAX_TEXT_BYTES, damaged: type[DataError] = SourceDamaged
+) -> bytes:
+    """Read a file. Raises ``damaged`` if it has more than ``limit`` bytes or is not a regular file."""
+    with naming(path), os.fdopen(open_regular(path, damaged=damaged), "rb") as file:
         # not file.read(limit), which allocates all of it
         data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
     if data is None or len(data) > limit:
-        raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
+        raise damaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data
 
 

@@ -29,7 +29,7 @@ from shardprep.formats.records.record import (
     LabelSpace,
 )
 from shardprep.formats.records.schema import MAX_VALUE_BYTES, Field, Schema
-from shardprep.formats.runtime.files import cached_property, user_path
+from shardprep.formats.runtime.files import cached_property, read_small_file, user_path
 from shardprep.formats.runtime.json_record import (
     FILE,
     SHA256,
@@ -58,7 +58,6 @@ from shardprep.formats.shards.read import (
     FileEntry,
     Rows,
     StoredRecord,
-    read_small,
     read_table,
 )
 
@@ -388,7 +387,7 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     folder = user_path(dataset)
     path = folder / MANIFEST_NAME
     try:
-        data = read_small(path, MAX_MANIFEST_BYTES)
+        data = read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged)
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.lexists(folder / COLLECTION_NAME):
             raise UsageError(

@@ -12,11 +12,10 @@ import errno
 import hashlib
 import os
 import re
-import stat
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
@@ -36,6 +35,7 @@ from shardprep.formats.runtime.files import (
     cached_property,
     hash_file,
     naming,
+    open_regular,
     publish_bytes,
     read_at,
     read_into,
@@ -77,23 +77,8 @@ class FileEntry:
 @contextmanager
 def published_file(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
     """Open a file for reading. Raises ManifestDamaged if it is not a regular file; OSError with its name."""
-    with naming(path):
-        descriptor = os.open(path, flags)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a fifo would block
-                raise ManifestDamaged("is not a regular file", path=path)
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-
-def read_small(path: Path, most: int) -> bytes:
-    """Read a file. Raises ManifestDamaged if it is not regular or exceeds ``most`` bytes; OSError."""
-    with published_file(path) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if size > most:
-            raise ManifestDamaged(f"has {size} bytes, more than the limit of {most}", path=path)
-        return read_at(descriptor, size, 0)
+    with naming(path), closing(Descriptor(open_regular(path, flags, ManifestDamaged))) as file:
+        yield file.fileno()
 
 
 def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> npt.NDArray[np.uint8]:

@@ -29,6 +29,7 @@ from shardprep.formats.runtime.files import (
     publish_bytes,
     read_at,
     read_into,
+    read_small_file,
     user_path,
     user_paths,
 )
@@ -62,7 +63,7 @@ from shardprep.formats.shards.manifest import (
     index_dtype,
     read_manifest,
 )
-from shardprep.formats.shards.read import Rows, Seal, published_file, read_small, state_of
+from shardprep.formats.shards.read import Rows, Seal, published_file, state_of
 from shardprep.formats.storage.store import Location, path_or_place
 
 
@@ -290,7 +291,7 @@ def read_collection(folder: Path) -> CollectionFile:
     if not folder.is_dir():
         raise DatasetNotFound.at(folder)
     path = folder / COLLECTION_NAME
-    return CollectionFile.parse(read_small(path, MAX_COLLECTION_BYTES), path)
+    return CollectionFile.parse(read_small_file(path, MAX_COLLECTION_BYTES, ManifestDamaged), path)
 
 
 def _is_valid(value: dict[str, Any]) -> bool:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.conversion.prepare import check_output, check_room
-from shardprep.formats.errors import PlanMismatch, UsageError
-from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
+from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
-from shardprep.formats.shards.read import FileEntry, read_small
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import (
@@ -73,10 +73,11 @@ class LocalCopy:
         if self.shards is not None and not len(self.shards):
             raise UsageError("no shard is requested", path=self.url)
         refuse_busy(self.output)
-        if not (self.output / MANIFEST_NAME).exists():
+        path = self.output / MANIFEST_NAME
+        if not path.exists():
             check_output(self.output, work="a fetch")
             refuse_other_plan(self.output, {"dataset": self.manifest.root}, work="fetch")
-        elif read_small(self.output / MANIFEST_NAME, MAX_MANIFEST_BYTES) != self.remote.data:
+        elif read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.data:
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
                 "another folder, or remove this one",

@@ -38,7 +38,7 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import BadValue, Field
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_file
+from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_file, read_small_file
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
@@ -53,7 +53,6 @@ from shardprep.formats.shards.read import (
     ShardFile,
     StoredRecord,
     published_file,
-    read_small,
     table_header,
 )
 
@@ -439,7 +438,7 @@ def quarantined(dataset: Path) -> list[dict[str, str]]:
     """Return the key, where and reason of each quarantined image. Raises ManifestDamaged, OSError."""
     path = dataset / QUARANTINE_NAME
     try:
-        listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))
+        listed = parse_canonical_json(read_small_file(path, MAX_QUARANTINE_BYTES, ManifestDamaged))
     except ValueError as error:
         raise ManifestDamaged(str(error), path=path) from error
     if not matches(listed, [{"key": str, "where": str, "reason": str}]):
