@@ -19,7 +19,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── ShardDamaged  a shard's container cannot be read
     │   │   └── ChildDied (formats/runtime/processes.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
-    │   ├── BadValue (formats/records/codecs.py)  a value its column cannot hold
+    │   ├── BadValue (formats/records/schema.py)  a value its column cannot hold
     │   ├── RemoteMissing (formats/storage/store.py)  a file is not in the bucket or on the server
     │   ├── RemoteDamaged (formats/storage/transfer.py)  a server sends a different file
     │   ├── BadItem (formats/conversion/save.py)  an item to save does not match the others
