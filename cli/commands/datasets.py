@@ -379,6 +379,5 @@ def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
         total = size(sum(file.size for file in one.files))
         records = records_of(one.records, has_images=one.has_images, has_labels=True)
         lines.append(f"{one.path}: {records}, {total} in {form_of_files}{state}")
-        files = [file.to_json() for file in one.files]
-        splits.append(asdict(one) | {"path": str(one.path), "files": files})
+        splits.append(asdict(one) | {"path": str(one.path)})
     return Output({"splits": splits}, lines)
