@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from operator import attrgetter
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
@@ -88,7 +89,7 @@ class FrameReceiver(Receiver):
 
     def _epoch(self, number: int) -> Iterator[Any]:
         try:
-            yield from self._batches(number)
+            yield from map(attrgetter("batch"), self._steps(number))
         finally:
             if number == self._iteration:
                 with suppress(UsageError), self._exclusive.use():  # closed: nothing to leave

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -252,7 +252,7 @@ class Ledger(Generic[T]):
         self.pass_number = -1
         self.in_any_order = True
         self._next_id = 1
-        self._windows: dict[bytes, SenderWindow] = {}
+        self._windows: OrderedDict[bytes, SenderWindow] = OrderedDict()  # in turn
         self._end = 0  # the step after the last one that was leased since the last ``begin``
         self._failures: dict[int, list[str]] = {}
         self._delaying_step = -1  # the last step that made others wait
@@ -302,7 +302,7 @@ class Ledger(Generic[T]):
                 window.steps.extend((lease.id, step) for step in steps)
                 granted = True
                 if self.in_any_order:
-                    self._windows[peer] = self._windows.pop(peer)  # last in turn
+                    self._windows.move_to_end(peer)
                 yield peer, lease
 
     def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
@@ -313,12 +313,14 @@ class Ledger(Generic[T]):
         is_fresh = self.steps.arrive(step, item)
         self.repeated += not is_fresh
         self._failures.pop(step, None)
-        self._mark_sent(peer, now, until=(lease_id, step))
+        self._windows[peer].last_arrival = now
+        self._mark_sent(peer, until=(lease_id, step))
         return is_fresh
 
     def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
-        """Record that a peer has sent all it can of its leases up to this one."""
-        self._mark_sent(peer, now, until=(lease_id, sys.maxsize))
+        """Record that a peer has sent all it can of its leases up to this one. An old later one is lost."""
+        is_lost = now - self._windows[peer].last_arrival > self._lease_seconds
+        self._mark_sent(peer, until=(sys.maxsize if is_lost else lease_id, sys.maxsize))
 
     def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
         """Record a peer's report that the pass, or the part of step ``total``, ends before that step.
@@ -388,15 +390,15 @@ class Ledger(Generic[T]):
         """Lease the steps of a peer to others, and none to it until it sends something."""
         self._return_steps(peer, window)
         window.is_suspended = True
-        self._windows[peer] = self._windows.pop(peer)  # last in turn
+        self._windows.move_to_end(peer)
 
     def _was_leased(self, pass_number: int, step: int) -> bool:
         return pass_number == self.pass_number and 0 <= step < self._end
 
-    def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
+    def _mark_sent(self, peer: bytes, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
         window = self._windows[peer]
-        window.last_arrival, window.is_suspended = now, False
+        window.is_suspended = False
         done = [held for held in window.steps if held <= until]
         window.steps = deque(held for held in window.steps if held > until and self.steps.is_missing(held[1]))
         window.grow(len(done))
@@ -434,7 +436,7 @@ class Shares(Ledger[T]):
     def __init__(self, *, senders: int, ahead: int) -> None:
         super().__init__(ahead=min(ahead, MAX_LEASE), lease_seconds=math.inf)
         self._senders = senders
-        self._waiting: dict[bytes, str] = {}  # names of peers that do not take part
+        self._names: dict[bytes, str] = {}  # of the peers
         self.open: dict[bytes, Share] = {}  # peers that take part in this pass, and have not ended it
         self._ended: set[str] = set()  # names
         self._arrived = 0  # batches
@@ -453,12 +455,12 @@ class Shares(Ledger[T]):
         return f"{joined} of {self._senders} senders have joined this epoch (each name counts once); waiting for more"
 
     def join(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
-        self._waiting[peer] = name
+        self._names[peer] = name
 
     def leave(self, peer: bytes, reason: str = "") -> None:
         """Remove a peer. The pass fails if the peer gives a reason, or if a batch of it has arrived."""
-        self._waiting.pop(peer, None)
-        if (share := self.open.pop(peer, None)) is None:
+        self._names.pop(peer, None)
+        if (share := self.open.pop(peer, None)) is None or share.name in self._ended:
             return
         if reason:
             self._failure = self._failure or reported(SenderFailed, f"sender {share.name} failed", reason)
@@ -469,10 +471,10 @@ class Shares(Ledger[T]):
             )
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
-        for peer, name in list(self._waiting.items()):
+        for peer, name in list(self._names.items()):
             names = {share.name for share in self.open.values()} | self._ended
             if name not in names and len(names) < self._senders and not self._failure:
-                self.open[peer] = Share(self._waiting.pop(peer))
+                self.open[peer] = Share(name)
         for peer, share in self.open.items():
             stop = share.arrived + self._ahead
             if stop - share.leased >= max(1, self._ahead // 16) and not self._failure:
@@ -497,7 +499,7 @@ class Shares(Ledger[T]):
         share = self._share_of(peer, pass_number)
         if not self._is_complete(share, total):
             return False
-        self._ended.add(self.open.pop(peer).name)
+        self._ended.add(share.name)
         if len(self._ended) == self._senders:
             self.steps.end_at(self._arrived)
         return True

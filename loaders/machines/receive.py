@@ -126,25 +126,27 @@ class RemoteSource(Receiver):
             self._next = Position(now.pass_number + 1)
             missing = Steps[LoadedStep](start=now.step, total=None, taken=now.taken, ordered=self._ordered)
             self._reception.begin(now.pass_number, missing)
-            return self._batches(self._iteration)
+            return self._pass(self._iteration)
 
     def _begin(self, position: Position) -> None:
         self._iteration += 1
         self._position, self._is_over = position, False
 
-    def _take(self) -> list[LoadedStep]:
-        made, steps, terms = self._reception.take(), self._reception.steps, self._reception.terms
-        if made:
-            receipt = self.receipt().add(made[0].delivered).skip(made[0].skipped)
-            if len(made[0].left_out) or len(made[0].omitted):
-                receipt = receipt.leave_out(made[0].left_out, omitted=Tally.of(made[0].omitted))
-            self._position = Position(self._position.pass_number, steps.due, tuple(steps.taken), receipt)
-        elif steps.is_over and terms and terms.steps == 0:  # a pass without steps leaves all records out
+    def _pass(self, iteration: int) -> Iterator[Any]:
+        yield from map(self._delivered, self._steps(iteration))  # no Ctrl-C separates a batch from its place
+        if (terms := self._reception.terms) and terms.steps == 0:  # without steps, it leaves all records out
             receipt = Receipt(terms.dataset, self._position.pass_number)
             receipt = receipt.leave_out(range(max(0, terms.records)))
             self._position = replace(self._position, receipt=receipt)
-        self._is_over = steps.is_over
-        return made
+        self._is_over = True
+
+    def _delivered(self, made: LoadedStep) -> Any:
+        steps, receipt = self._reception.steps, self.receipt().add(made.delivered).skip(made.skipped)
+        if len(made.left_out) or len(made.omitted):
+            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
+        position = Position(self._position.pass_number, steps.due, tuple(steps.taken), receipt)
+        self._position, self._is_over = position, steps.is_over
+        return made.batch
 
     def __bool__(self) -> bool:
         return True

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from time import monotonic
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import zmq
@@ -406,8 +406,8 @@ class Reception:
         self._dropped.append(address)
 
     def _forget(self, address: bytes, reason: str = "") -> None:
-        self.senders.pop(address, None)
         self._ledger.leave(address, reason)
+        self.senders.pop(address, None)
 
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
         """Send a peer the reason, and ignore it from now on."""
@@ -455,26 +455,21 @@ class Receiver(Owned, Closable, ABC):
         self._exclusive = ExclusiveUse(self._name, self._reception.close)
         Finalize(self, self._exclusive.close, exitpriority=20)
 
-    def _batches(self, iteration: int) -> Iterator[Any]:
-        while batch := self._draw(iteration):
-            yield batch.pop()
+    def _steps(self, iteration: int) -> Iterator[LoadedStep]:
+        return iter(lambda: self._draw(iteration), None)
 
-    def _draw(self, iteration: int) -> list[Any]:
-        """Return a list of the next batch, or an empty list at the end of the iteration."""
+    def _draw(self, iteration: int) -> LoadedStep | None:
+        """Return the next step, None at the end of the iteration."""
         with self._exclusive.use():
             while True:
                 self._exclusive.check_open()
                 if iteration != self._iteration:
                     raise UsageError(self._superseded)
-                if made := self._take():
-                    return [made.pop().batch]
+                if made := self._reception.take():
+                    return made.pop()
                 if self._reception.steps.is_over:
-                    return []
+                    return None
                 self._reception.wait()
-
-    def _take(self) -> list[LoadedStep]:
-        """Handle messages. Return a list of the next step, empty if none is ready."""
-        return self._reception.take()
 
     def close(self) -> None:
         """End a waiting thread, disconnect the senders and free the endpoint. Idempotent."""

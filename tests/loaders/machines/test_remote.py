@@ -26,6 +26,7 @@ from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.machines import reception, serve as sending
 from shardprep.loaders.machines.ledger import LEASE_STEPS, SenderFailed
+from shardprep.loaders.machines.reception import Receiver
 from shardprep.loaders.machines.socket import Message
 from shardprep.loaders.machines.wire import Hello
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
@@ -440,15 +441,16 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert other.wait(TIMEOUT_S) == 0
 
 
-def test_a_receiver_goes_on_after_ctrl_c_while_it_admits_a_sender(
-    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "name"), [(Hello, "read"), (Receiver, "_draw")])
+def test_a_receiver_goes_on_where_it_was_after_ctrl_c_while_it_admits_a_sender_or_draws(
+    owner: type, name: str, lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with wired(partial(numbers, lmdb_shards)) as source:
-        interrupt(monkeypatch, Hello, "read")
+        interrupt(monkeypatch, owner, name)
         with pytest.raises(KeyboardInterrupt):
             next(iter(source))
-
-        assert same(list(source), *locally("numbers", lmdb_shards, 2)[1:])
+        source.load_state_dict(source.state_dict())
+        assert same(list(source), *locally("numbers", lmdb_shards))
 
 
 def test_closing_ends_senders_with_an_unread_hello() -> None:

@@ -189,6 +189,16 @@ TestPeers = Peers.TestCase
 TestPeers.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)
 
 
+def test_a_lease_that_never_reached_its_peer_is_given_again_although_the_peer_answers() -> None:
+    ledger: Ledger[int] = Ledger(ahead=2, lease_seconds=LEASE_SECONDS)
+    ledger.begin(0, Steps(total=2))
+    ledger.join(A, wants=2, now=0)
+    for now in (0.0, 0.6 * LEASE_SECONDS, 1.2 * LEASE_SECONDS):
+        assert [lease.start for _, lease in ledger.grant(now)] == [0] * (now == 0)
+        ledger.idle(A, 0, now=now)
+    assert [lease.start for _, lease in ledger.grant(now)] == [0]
+
+
 def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_failed() -> None:
     shares: Shares[int] = Shares(senders=1, ahead=32)
     shares.join(A, wants=1, now=0, name="a")

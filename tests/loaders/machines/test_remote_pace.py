@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardprep.loaders.machines.ledger import AHEAD, FIRST_SIZE, SLOW_GROWTH, Ledger, SenderWindow, Steps
+from shardprep.loaders.machines.ledger import AHEAD, Ledger, Steps
 
 STEPS = 2_000
 
@@ -83,22 +83,7 @@ def test_together_they_make_nearly_what_they_make_alone(
 @pytest.mark.parametrize("seconds", [[1, 1], [1, 2], [1, 10]])
 def test_where_all_wait_for_the_consumer_no_window_shrinks(seconds: list[float]) -> None:
     peers = Simulated(seconds)
-
     took = peers.run(step=12.0)
 
     assert took >= 12.0 * (STEPS - 1)
     assert min(peers.made.values()) > 0.3 * STEPS
-
-
-def test_a_window_grows_until_others_wait_for_its_sender_and_then_grows_back_slowly() -> None:
-    window = SenderWindow(wants=12, last_arrival=0.0)
-    window.shrink()  # it still starts its workers
-    window.grow(6)
-    assert window.size == FIRST_SIZE + 6
-    for _ in range(9):
-        window.shrink()
-    assert window.size == 1
-    window.grow(11 * SLOW_GROWTH - 1)
-    assert window.size == 11
-    window.grow(100 * SLOW_GROWTH)
-    assert window.size == 12
