@@ -41,8 +41,8 @@ def test_a_reader_that_is_gone_is_3_and_quiet_and_a_full_disk_is_3_in_a_line(dat
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
         command = [*PREP, "inspect", str(dataset)]
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
-        unheard = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=60)
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=240)
+        unheard = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=240)
 
     assert (done.returncode, done.stderr) == (3, "")
     assert unheard.returncode == 3
@@ -68,7 +68,7 @@ Popen._launch = launch
 sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1", "--quiet"]))
 """
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 3
     assert done.stderr == ("prep: a worker process ended as soon as it started; start the work again\n")
@@ -90,7 +90,7 @@ main.main()
 def test_no_file_gets_the_number_of_a_closed_stream_here_or_in_a_worker() -> None:
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", STREAMS]
 
-    assert subprocess.run(command, timeout=60).returncode == 42
+    assert subprocess.run(command, timeout=240).returncode == 42
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_an_interruption_while_still_importing_is_quiet(tmp_path: Path, number: 
         while not (tmp_path / "begun").exists() and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
 
     assert (process.returncode, errors) == (128 + number, "")
 
@@ -171,7 +171,7 @@ except NoSpace as error:
     line = f'mount -t tmpfs -o size=12m tmpfs {tmp_path}; exec "$@"'
     command = ["unshare", "-m", "sh", "-c", line, "sh", sys.executable, "-c", script]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     assert "the disk is full" in done.stdout, done.stderr
 
@@ -183,6 +183,6 @@ def test_workers_need_no_shared_memory(archives: Path, tmp_path: Path) -> None:
     words = ["convert", str(archives), str(tmp_path / "out"), "--split", "val", "--workers", "2"]
     command = ["unshare", "-m", "sh", "-c", line, "sh", *PREP, *words]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 0, done.stderr

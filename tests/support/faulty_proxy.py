@@ -57,7 +57,7 @@ class Proxy:
         def fault(path: str, count: int) -> None:
             if path.endswith(name):
                 asked.set()
-                released.wait(20)
+                released.wait(60)
 
         self.fault = fault
         return asked, released

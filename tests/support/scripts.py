@@ -17,7 +17,7 @@ from support.waiting import until
 
 Start = Callable[[str], subprocess.Popen[str]]
 
-TIMEOUT_S = 60  # for a busy machine, far above what programs need
+TIMEOUT_S = 240  # for a busy machine, far above what programs need
 
 
 @contextmanager
@@ -85,5 +85,5 @@ def interrupted(*words: object, when: Callable[[], object]) -> tuple[int, str, s
         while not when() and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        said, complained = process.communicate(timeout=60)
+        said, complained = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, said, complained

@@ -113,7 +113,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self._ours)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=240)
 
     def modes(self) -> list[object]:
         """The terminal's modes now."""

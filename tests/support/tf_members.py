@@ -25,7 +25,7 @@ from shardprep.loaders.tf_inputs import (
 from support.loaded import numbers_in
 from support.tf_devices import tf
 
-TIMEOUT_S = 30  # after which a test fails
+TIMEOUT_S = 120  # after which a test fails
 
 Made = Callable[..., Input]
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 ZMTP_2_GREETING = SIGNATURE + b"\x01\x05"

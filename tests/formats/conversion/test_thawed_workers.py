@@ -17,7 +17,7 @@ from support.process_table import text_of
 from support.sampling import sampled, torture_except
 from support.waiting import until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 # Run in each worker before anything else. It stops the first one at its ``at``-th operation on a file of the
 # output (before that), or in the middle of its records; when it continues, only its own end ends it.

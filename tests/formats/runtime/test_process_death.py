@@ -38,7 +38,7 @@ from support.sampling import torture_except
 from support.scripts import Start, outcome, scripts, session_of
 from support.waiting import until
 
-TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
+TEST_TIMEOUT_S = 240  # seconds after which a test that hangs fails
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 

@@ -100,7 +100,7 @@ def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
     asked, released = proxy.block(remote.manifest.shards[0].name)
     with open_dataset(bucket / "shards/train") as local, ThreadPoolExecutor(2) as pool:
         first = pool.submit(remote.__getitem__, 0)
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert pool.submit(remote.__getitem__, len(remote) - 1).result(10) == local[len(local) - 1]
         assert not first.done()
         released.set()
@@ -238,4 +238,4 @@ def test_an_interrupted_verification_does_not_wait_for_its_downloads(proxy: Prox
     with pytest.raises(KeyboardInterrupt):
         verify(TRAIN, cache=tmp_path, workers=2, progress=StopAfter(1))
 
-    assert time.monotonic() - began < 20  # it would be several timeouts
+    assert time.monotonic() - began < 60  # it would be several timeouts

@@ -63,8 +63,8 @@ ALWAYS = {
 
 
 def fetched(url: str, folder: Path, **options: object) -> list[FetchedDataset]:
-    """Fetch with little patience, so that what fails does so soon."""
-    return fetch(url, folder, **{"retries": 1, "timeout_s": 0.5, **options})  # type: ignore[arg-type]
+    """Fetch with few retries, so that what fails does so soon."""
+    return fetch(url, folder, **{"retries": 1, "timeout_s": 10.0, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mend", [fetch, lambda url, folder: repair(folder, url)], ids=["fetch", "repair"])
@@ -129,7 +129,7 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     proxy.fault = lambda path, count: fault if path.endswith(SHARD) else None
 
     with pytest.raises(ALWAYS[fault]) as caught:
-        fetched(TRAIN, tmp_path / "copy")
+        fetched(TRAIN, tmp_path / "copy", timeout_s=0.5 if fault == "stall" else 10.0)
 
     assert (caught.value.path, caught.value.shard) == (TRAIN, SHARD)
     assert HIDDEN not in str(caught.value)
@@ -243,7 +243,7 @@ LMDB_SHARD = "shard-00000.lmdb"
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
-        ("drip", AnswerBroken, r"bytes arrived in 0\.4 s"),
+        ("drip", AnswerBroken, "bytes arrived in 1 s"),
         ("403 RequestTimeTooSkewed", RemoteDenied, "the clock of this machine"),
         ("400 ExpiredToken", RemoteDenied, "the credentials have expired; renew them"),
         ("400 RequestTimeout", RemoteFailed, "try again"),
@@ -268,7 +268,7 @@ def test_a_bucket_that_misbehaves_is_an_error_that_says_how(
     began = time.monotonic()
 
     with pytest.raises(error, match=said) as caught:
-        fetched(url, tmp_path / "copy", timeout_s=0.2 if fault == "drip" else 5.0)
+        fetched(url, tmp_path / "copy", timeout_s=0.5 if fault == "drip" else 10.0)
 
     assert time.monotonic() - began < 60  # or it would wait for all of the file
     assert "Error performing" not in "".join(traceback.format_exception(caught.value))  # as obstore says it

@@ -40,7 +40,7 @@ from support.sampling import torture_except
 from support.scripts import line_of, scripts, session_of
 from support.waiting import until
 
-HANG_TIMEOUT_S = 60  # after which a test fails
+HANG_TIMEOUT_S = 240  # after which a test fails
 
 
 def plans_of(total: int, batch: int) -> list[Items]:
@@ -190,14 +190,15 @@ def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pyt
     assert not multiprocessing.active_children()
 
 
-def test_a_start_does_not_wait_for_an_engine_that_it_collects() -> None:
+def test_a_start_does_not_wait_for_an_engine_that_it_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "WORKER_EXIT_TIMEOUT_S", 20.0)
     engine: Any = Engine(Writing(), layout(4), workers=1)
     engine.itself = engine
     with starting_process():
         began = time.monotonic()
         del engine
         gc.collect()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 20
     until(lambda: not multiprocessing.active_children())
 
 

@@ -163,7 +163,7 @@ def test_too_little_address_space_is_said_to_be_that() -> None:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-TEST_TIMEOUT_S = 60.0  # a limit for a busy machine, far above what the tests need
+TEST_TIMEOUT_S = 240.0  # a limit for a busy machine, far above what the tests need
 
 
 def test_ctrl_c_is_heard_while_a_result_is_waited_for() -> None:
@@ -179,7 +179,7 @@ def test_ctrl_c_is_heard_while_a_result_is_waited_for() -> None:
         """Send SIGINT until it is handled, because Python may miss a signal just before it begins to wait."""
         for _ in range(40):
             os.kill(os.getpid(), signal.SIGINT)
-            if heard.wait(TEST_TIMEOUT_S / 40):
+            if heard.wait(1.5):
                 break
         outcomes.append(heard.is_set())
         return item
@@ -199,7 +199,7 @@ def test_a_pass_that_is_left_begins_no_more_calls_in_its_threads() -> None:
 
     def slow(item: int) -> int:
         called.append(item)
-        time.sleep(0.05)
+        time.sleep(0.3 if item else 0)
         return item
 
     next(iter(Flow.from_iterable(range(100)).map(slow, threads=1)))

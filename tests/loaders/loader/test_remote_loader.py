@@ -278,7 +278,7 @@ def test_a_pass_that_ends_early_leaves_shards_that_are_on_their_way_to_the_next(
         assert [*flow] == first
     flow.close()
 
-    assert monotonic() - began < 10
+    assert monotonic() - began < 60
     assert max(len(proxy.ranges_of(name)) for name in slow) == 1
     assert not any(thread.name == "shardprep-prefetch" for thread in threading.enumerate())
     assert not list((tmp_path / "c/parts").iterdir())
@@ -336,7 +336,7 @@ def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
     with loader_on(lmdb_shards, shuffle=None) as local, ThreadPoolExecutor(1) as pool:
         last = len(local) - 1
         replayed = pool.submit(loader.replay, 0, last)
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert_same([kept(loader.replay(0, 0).batch)], [kept(local.replay(0, 0).batch)])
         released.set()
         assert_same([kept(replayed.result(20).batch)], [kept(local.replay(0, last).batch)])

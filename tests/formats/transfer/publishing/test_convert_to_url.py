@@ -19,8 +19,8 @@ OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
 
 
 def stored(source: Path, url: str, scratch: Path, **options: object) -> list[ConvertedTo]:
-    """Convert in this process with little patience."""
-    given = {"plan_options": OPTIONS, "workers": 0, "retries": 1, "timeout_s": 2, **options}
+    """Convert in this process with few retries."""
+    given = {"plan_options": OPTIONS, "workers": 0, "retries": 1, "timeout_s": 20, **options}
     return convert_to_url(source, url, scratch=scratch, **given)  # type: ignore[arg-type]
 
 

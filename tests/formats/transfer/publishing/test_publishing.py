@@ -33,8 +33,8 @@ SHARD = "shard-00000.h5"
 
 
 def published(folder: Path, url: str) -> list[PublishedDataset]:
-    """Publish with little patience, so that what fails does so soon."""
-    return publish(folder, url, retries=1, timeout_s=2)
+    """Publish with few retries, so that what fails does so soon."""
+    return publish(folder, url, retries=1, timeout_s=20)
 
 
 @pytest.mark.parametrize("part", torture_except([8 << 20, 1 << 14], 1 << 14))
