@@ -420,6 +420,7 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0  # until a child is ready: imports from a slow network disk take a minute
 EXIT_TIMEOUT_S = 1.0  # for a child that closed its channel
+MOST_COUNTED_S = 1.0  # of a wait: all processes may have been stopped meanwhile, as by Ctrl-Z
 KEPT_BYTES = 256 << 20  # of freed memory, reused for the next call's shard
 
 # Signals of a library that crashes on a damaged file. Any other signal comes from outside.
@@ -468,7 +469,7 @@ class Child(Owned, AbstractContextManager["Child"]):
 
     def _answer(self, seconds: float) -> bytes | None:
         """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
-        process, until = self._process, monotonic() + seconds
+        process = self._process
         while True:
             has_exited = process.has_exited()  # checked first, so messages sent before the exit are received
             try:
@@ -479,9 +480,11 @@ class Child(Owned, AbstractContextManager["Child"]):
                 has_exited = True
             if has_exited or process.channel.ended:
                 raise self._ended()
-            if (left := until - monotonic()) <= 0:
+            if seconds <= 0:
                 return None
-            process.wait_for_news(left, to_send=not is_sent)
+            began = monotonic()
+            process.wait_for_news(min(MOST_COUNTED_S, seconds), to_send=not is_sent)
+            seconds -= min(MOST_COUNTED_S, monotonic() - began)
 
     def _ended(self) -> ChildDied | ChildLost:
         code = self._process.end(EXIT_TIMEOUT_S)

@@ -234,7 +234,7 @@ class Dispatcher:
         self._start_timeout = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
         self._failed_starts: Counter[int] = Counter()  # by worker, since it was last ready
         self._workers: dict[int, Worker] = {}
-        self._next_check = 0.0
+        self._next_check = monotonic()
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
@@ -295,9 +295,10 @@ class Dispatcher:
                 self.bell.silence()
             else:
                 self._receive_from(key.data, has_exited=key.fileobj is key.data.process)
-        if monotonic() >= self._next_check:
-            self._next_check = monotonic() + interval
+        if (late := monotonic() - self._next_check) >= 0:
+            self._next_check += late + interval
             for worker in self._workers.values():
+                worker.since += max(0.0, late - interval)  # all processes may have been stopped, as by Ctrl-Z
                 self._check_progress(worker)
         for slot in self.ring.returned():
             self._leases.release(slot)

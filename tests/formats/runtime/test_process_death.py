@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import operator
 import os
 import shutil
@@ -302,7 +303,10 @@ def test_a_system_that_allows_no_further_process_is_an_error_that_says_what_to_d
 SECONDS = 60.0
 
 
-def test_a_large_answer_comes_back_whole() -> None:
+def test_a_large_answer_comes_back_whole_though_all_processes_were_stopped_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "monotonic", itertools.count(0, 3600).__next__)  # an hour between two looks
     assert isolated(SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
 
 
