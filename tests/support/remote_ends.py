@@ -139,7 +139,7 @@ def serving(
 
     def run() -> SenderStats:
         with make() as source:
-            return serve(source, endpoint, **{"patience": 1, **options})
+            return serve(source, endpoint, **{"patience": 10, **options})
 
     with ThreadPoolExecutor(senders) as pool:
         yield [pool.submit(run) for _ in range(senders)]
