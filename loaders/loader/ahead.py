@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -221,28 +221,6 @@ class StorageCounts(CacheCounts, Counts):
         return self.waited - self.waited_first
 
 
-class LocalShards:
-    """Shards on this machine: every batch begins at once."""
-
-    def epoch(self, plan: EpochPlan, number: int, start: int) -> AbstractContextManager[BatchFeed]:
-        """Open the feed of an epoch's batches, from ``start`` on, a place of the plan's order."""
-        return nullcontext(self)
-
-    def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        yield request
-
-    def held(self, shards: Iterable[int]) -> AbstractContextManager[object]:
-        """Keep the files of these shards available in a context, for reads other than batches."""
-        return nullcontext()
-
-    @property
-    def counts(self) -> StorageCounts:
-        return StorageCounts()
-
-    def close(self) -> None:
-        """Stop all downloads. Idempotent."""
-
-
 class Prefetcher(Owned):
     """Daemon threads that download files to ``cache`` in order of use, as long as there is room.
 
@@ -396,9 +374,6 @@ class EpochFeed(Owned):
             pass
 
 
-BatchFeed = LocalShards | EpochFeed
-
-
 class ShardFiles:
     """The files that are read of each shard of a dataset: images, and each column stored separately."""
 
@@ -418,7 +393,7 @@ class ShardFiles:
 ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for shards downloaded ahead
 
 
-class ShardFeed(LocalShards, Owned):
+class ShardFeed(Owned):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
     Raises CacheTooSmall if an epoch of the ``plan`` needs more than the limit at once.
@@ -460,6 +435,7 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def epoch(self, plan: EpochPlan, number: int, start: int) -> Iterator[EpochFeed]:
+        """Open the feed of an epoch's batches, from ``start`` on, a place of the plan's order."""
         is_whole = not start and not plan.passed
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         epochs = uses, self._uses(number + 1)
@@ -474,7 +450,7 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
-        """Download missing shards, and hold all of these; works after :meth:`close`, too."""
+        """Download missing shards, and hold all of these in a context; works after :meth:`close`, too."""
         with ExitStack() as opened:
             cache = self._cache
             if self._end.is_over:
@@ -512,6 +488,7 @@ class ShardFeed(LocalShards, Owned):
         )
 
     def close(self) -> None:
+        """Stop all downloads. Idempotent."""
         self._end()
 
 

@@ -7,7 +7,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -37,7 +37,7 @@ from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_
 from shardprep.loaders.engine.dispatcher import Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
-from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
+from shardprep.loaders.loader.ahead import ShardFeed, ShardFiles, StorageCounts, reading_ahead
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.options import (
     WantedColumns,
@@ -246,13 +246,13 @@ class Loader(Owned, Closable):
                 files=FileSource.of(self.dataset),
             )
             self._read_ahead = read_ahead
-            self._shards = LocalShards()
-            # an epoch that never comes must not download shards, or call a transform in this process
-            self._works_ahead = self._workers > 0 and not isinstance(self.dataset, CachedDataset)
+            self._shards: ShardFeed | None = None  # of a dataset at a URL
             if isinstance(self.dataset, CachedDataset):
                 used = ShardFiles(files, with_image=wanted.with_image)
                 self._shards = ShardFeed(self.dataset, used, plan)
-            undo.callback(self._shards.close)
+                undo.callback(self._shards.close)
+            # an epoch that never comes must not download shards, or call a transform in this process
+            self._works_ahead = self._workers > 0 and not self._shards
             self.engine = Engine(
                 self._work,
                 layout,
@@ -329,14 +329,15 @@ class Loader(Owned, Closable):
         def plans() -> Iterator[Plan]:
             for epoch, steps in wanted:
                 opened.append(stack := ExitStack())
-                feed = stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
+                feed = shards and stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
                 order = None if subset.weights else plan.shards(epoch.number)  # weights change the order
                 ahead = stack.enter_context(read_ahead(order))
                 for step in steps:
                     items = subset.items_at(epoch.batch(step), epoch.number)
                     for each in ahead if len(items) else ():  # a batch may be empty, with all records omitted
                         each.expect(items["number"])
-                    yield from feed.plans(results.request(items), step)
+                    request = results.request(items)
+                    yield from feed.plans(request, step) if feed else (request,)
                 while len(opened) > 1:
                     opened.popleft().close()
 
@@ -558,7 +559,7 @@ class Loader(Owned, Closable):
             image_bytes=self._subset.mean_image,
             crop_ready=self._subset.crop_ready,
             course=self.engine.course.points(),
-            storage=self._shards.counts,
+            storage=self._shards.counts if self._shards else StorageCounts(),
         )
 
     def replay(
@@ -579,8 +580,8 @@ class Loader(Owned, Closable):
         items, transform = self._subset.items_at(places, epoch), self.transform
         observed = None if transform is None else ObservedTransform(transform)
         work = replace(self._work, transform=observed or self._work.transform, one_thread=False)
-        needed = self._shards.held(np.unique(items["shard"]).tolist())
-        with needed, work.open(np.zeros(len(work.stages))) as fill:
+        needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
+        with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
         shown = observed.shown if observed else {}
@@ -687,7 +688,8 @@ class Loader(Owned, Closable):
         self._made = None
         self._end_ahead()
         self.engine.close()
-        self._shards.close()
+        if self._shards:
+            self._shards.close()
         self.dataset.close()
 
 
