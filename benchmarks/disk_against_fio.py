@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 from measuring.conditions import conditions
 
-from shardprep.loaders.measuring.disk import RECORD_BYTES
-from shardprep.loaders.measuring.disk_files import COLD, OpenFiles, Pattern, Pieces, drop, read
+from shardprep.loaders.measuring.disk import COLD, RECORD_BYTES, OpenFiles, Pattern, Pieces, drop, read
 
 UNLIMITED = 1e6  # seconds
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)

@@ -10,7 +10,7 @@ from measuring.data import Data, warm
 
 from shardprep.loaders import Loader
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.measuring.disk_files import forget, resident_share
+from shardprep.loaders.measuring.disk import forget, resident_share
 
 PIECE = 1 << 20
 START = 2.0  # seconds for the workers to start, which is not measured here

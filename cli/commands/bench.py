@@ -76,7 +76,7 @@ def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chose
 
 
 def _profile_lines(profile: DiskProfile) -> Iterator[str]:
-    from shardprep.loaders.measuring.disk_files import block_size  # start-up time
+    from shardprep.loaders.measuring.disk import block_size  # start-up time
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
     yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"

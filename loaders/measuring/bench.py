@@ -21,8 +21,7 @@ from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
 from shardprep.loaders.loader.stats import Arrivals, LoaderStats, Verdict
 from shardprep.loaders.loader.work import item_dtype
-from shardprep.loaders.measuring.disk import DiskProfile
-from shardprep.loaders.measuring.disk_files import resident_share
+from shardprep.loaders.measuring.disk import DiskProfile, resident_share
 from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
 from shardprep.loaders.order.quality import ShuffleQuality
 from shardprep.loaders.transforms.contract import Transform

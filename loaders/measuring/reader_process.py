@@ -1,4 +1,4 @@
-"""A script, run by disk_files.py, that reads pieces of files in several processes at once.
+"""A script, run by disk.py, that reads pieces of files in several processes at once.
 
 Stdin has a descriptor and an offset for each piece, as int64. Each process writes a line: its number, pieces,
 bytes, errno, and the times of its begin and end. Unlike its caller the script can fork quickly and safely: it

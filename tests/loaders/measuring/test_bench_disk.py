@@ -23,13 +23,16 @@ import pytest
 from shardprep.cli.commands.bench import sentence
 from shardprep.formats import DataError, UnknownVersion, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
-from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads
-from shardprep.loaders.measuring.disk_files import (
+from shardprep.loaders.measuring.disk import (
     DIRECT,
     FADVISE,
     ColdWay,
+    DiskProfile,
+    Missing,
     OpenFiles,
     Pattern,
+    Reading,
+    Reads,
     cold_way,
     read,
 )
