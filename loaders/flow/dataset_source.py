@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -17,14 +16,13 @@ from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
-from shardprep.formats.storage.open import open_records
 from shardprep.loaders.flow.node import Fetch, Fetched, Length, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.loader.options import WantedColumns, place_of, plan_of
-from shardprep.loaders.loader.work import Subset, blocks_read
-from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, Shuffle
+from shardprep.loaders.loader.options import WantedColumns
+from shardprep.loaders.loader.work import blocks_read
+from shardprep.loaders.order.epoch import EpochOrder, EpochPlan
 from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE
 
@@ -110,41 +108,18 @@ class FromDataset(Fetched):
 
     @classmethod
     def of(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        shuffle: Shuffle | None,
-        seed: int,
-        label_space: str,
-        with_keys: bool,
-        columns: Sequence[str] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_limit: int | str | None = None,
+        cls, dataset: RecordSet, plan: EpochPlan, columns: Sequence[str] | None, *, with_keys: bool
     ) -> FromDataset:
-        """Open the dataset; one of saved items yields those, unless ``columns`` is given."""
-        dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
-        with ExitStack() as undo:
-            undo.callback(dataset.close)
-            manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
-            if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
-                if with_keys or label_space != SPACES[0]:
-                    raise UsageError(
-                        "has items in the form they were saved in: leave out with_keys and labels, or name the "
-                        "columns",
-                        path=path,
-                    )
-                cls = SavedItems
-            plan = plan_of(
-                Subset(dataset),
-                shuffle=shuffle,
-                seed=seed,
-                batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
-                rank=0,
-                world_size=1,
-                drop_last=False,
-            )
-            made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
-            undo.pop_all()
+        """Return the source of the records or, unless ``columns`` is given, of the items saved in them."""
+        manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
+        if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
+            if with_keys or dataset.label_space != SPACES[0]:
+                raise UsageError(
+                    "has items in the form they were saved in: leave out with_keys and labels, or name the columns",
+                    path=dataset.location,
+                )
+            cls = SavedItems
+        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
         CollectedEnd(made, dataset.close)
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, zip_longest
@@ -15,6 +16,7 @@ from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.progress import Progress, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.storage.open import open_records
 from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
@@ -45,7 +47,9 @@ from shardprep.loaders.flow.steps import (
     Take,
     Unbatch,
 )
+from shardprep.loaders.loader.options import place_of, plan_of
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
+from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
@@ -202,18 +206,15 @@ class Flow(Closable):
         errors of :func:`.open_dataset`. A pass checks each record against its CRC-32C, and raises
         CorruptRecord and ShardDamaged.
         """
-        return Flow(
-            FromDataset.of(
-                path,
-                shuffle=shuffle,
-                seed=seed,
-                label_space=labels,
-                with_keys=with_keys,
-                columns=columns,
-                cache=cache,
-                cache_limit=cache_limit,
-            )
-        )
+        dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
+        with ExitStack() as undo:
+            undo.callback(dataset.close)
+            # a flow's steps are items; it has no ranks
+            each = getattr(shuffle, "partitions", 1)
+            plan = plan_of(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
+            node = FromDataset.of(dataset, plan, columns, with_keys=with_keys)
+            undo.pop_all()
+        return Flow(node)
 
     @staticmethod
     def from_files(

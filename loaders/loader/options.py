@@ -42,9 +42,9 @@ def plan_of(
     shuffle: Shuffle | None,
     seed: int,
     batch_size: int,
-    rank: int | None,
-    world_size: int | None,
-    drop_last: bool,
+    rank: int | None = 0,
+    world_size: int | None = 1,
+    drop_last: bool = False,
 ) -> EpochPlan:
     if not isinstance(shuffle, Shuffle | None):
         raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
