@@ -73,12 +73,9 @@ def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> N
         assert sum(memory[:: mmap.PAGESIZE]) > 0
         reading.round(1)
         way = cold_way(files, filesystem_type(tmp_path))
-    cold, warm = reading.rates
-    assert cold is None
-    assert warm is not None
+    assert [rate is None for rate in reading.rates] == [True, False]  # cold, warm
     assert way.method in (DIRECT, None)
-    assert way.reason is not None
-    assert "stayed in memory" in way.reason
+    assert "stayed in memory" in (way.reason or "")
 
     reading.round(1)
     assert reading.rates[0] is not None
