@@ -10,7 +10,7 @@ import operator
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -71,7 +71,7 @@ ORDERS = {"given": GIVEN, "shuffled": GIVEN_SHUFFLED}
 
 
 def write_dataset(
-    samples: Iterable[Any] | NumberedItems,
+    samples: Iterable[Any] | Sized,
     output: str | os.PathLike[str],
     *,
     schema: GivenSchema | None = None,
@@ -497,7 +497,7 @@ class OpenedItems:
 
 
 def opened_items(
-    samples: Iterable[Any] | NumberedItems, schema: GivenSchema | None, classes: Sequence[str] | None
+    samples: Iterable[Any] | Sized, schema: GivenSchema | None, classes: Sequence[str] | None
 ) -> OpenedItems:
     """Encode the first items. Raises UsageError if there are none, or the schema or classes do not fit."""
     if isinstance(samples, Dataset):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import google_crc32c
@@ -123,9 +122,43 @@ def official_words() -> dict[str, str]:
 
 MAX_KEY_BYTES = 1024
 CRC_RESIDUE = 0x48674BC7  # the CRC-32C of any bytes that end in their own CRC-32C, as "<u4"
-
-NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the largest is about 15 MB
+
+
+class ColumnValues(Mapping[str, Any]):
+    """The values of a record's columns, each by ``read(name)`` on first use. Pickled with all values."""
+
+    def __init__(self, names: tuple[str, ...], read: Callable[[str], Any]) -> None:
+        self._names = names
+        self._read = read
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            if name not in self._names:
+                known = ", ".join(self._names) or "none"
+                raise KeyError(f"there is no column {name!r}; the columns are: {known}")
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<columns {', '.join(self._names)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (dict(self),)
+
+
+def _loaded(values: dict[str, Any]) -> ColumnValues:
+    return ColumnValues(tuple(values), values.__getitem__)
+
+
+NO_COLUMNS: Mapping[str, Any] = _loaded({})
 
 
 class RecordBatch(NamedTuple):
@@ -165,6 +198,9 @@ class Record(_RecordFields):
     def columns(self) -> Mapping[str, Any]:
         """The values of the dataset's columns by name."""
         return NO_COLUMNS
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.columns[name] if isinstance(name, str) else super().__getitem__(name)
 
     def __repr__(self) -> str:
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
@@ -250,39 +286,6 @@ def is_class_sorted(labels: npt.NDArray[np.int32]) -> bool:
     return classes > 1 and classes == 1 + int(np.count_nonzero(np.diff(labels)))
 
 
-class ColumnValues(Mapping[str, Any]):
-    """The values of a record's columns, each by ``read(name)`` on first use. Pickled with all values."""
-
-    def __init__(self, names: tuple[str, ...], read: Callable[[str], Any]) -> None:
-        self._names = names
-        self._read = read
-        self._known: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            if name not in self._names:
-                known = ", ".join(self._names) or "none"
-                raise KeyError(f"there is no column {name!r}; the columns are: {known}")
-            self._known[name] = self._read(name)
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"<columns {', '.join(self._names)}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _loaded, (dict(self),)
-
-
-def _loaded(values: dict[str, Any]) -> ColumnValues:
-    return ColumnValues(tuple(values), values.__getitem__)
-
-
 class ColumnRecord(Record):
     """A record that has columns, by name in :attr:`columns` or as ``record["mask"]``, or is crop-ready."""
 
@@ -305,9 +308,6 @@ class ColumnRecord(Record):
     @property
     def columns(self) -> Mapping[str, Any]:
         return self._columns
-
-    def __getitem__(self, name: Any) -> Any:
-        return self._columns[name] if isinstance(name, str) else super().__getitem__(name)
 
     def _replace(self, **values: Any) -> Self:
         return self.of(super()._replace(**values), self._columns, self._is_crop_ready)  # type: ignore[return-value]

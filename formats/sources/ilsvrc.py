@@ -386,8 +386,8 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
         has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
         if has_no_image or (len(names) == 1 and split_folders(path / name)):
             raise UsageError(
-                "holds folders instead of images, so it is not a class; give the folder that holds the splits (train, val, "
-                "test) or the class folders",
+                "holds folders instead of images, so it is not a class; give the folder that holds the splits (train, "
+                "val, test) or the class folders, or a list of paths and labels",
                 path=path / name,
             )
     if not names and any(map(is_image, walk.files())):

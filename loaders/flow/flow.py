@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -151,7 +151,7 @@ class Flow(Closable):
     # Sources
 
     @staticmethod
-    def from_iterable(items: Iterable[Any]) -> Flow:
+    def from_iterable(items: Iterable[Any] | Sized) -> Flow:
         """A flow of the elements of ``items``, each once per pass.
 
         The items of a sequence (``len`` and ``[]``) can be picked and shuffled by number. Raises UsageError

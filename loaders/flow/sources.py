@@ -32,7 +32,7 @@ from shardprep.loaders.loader.stats import FAKE
 from shardprep.loaders.order.parts import permutation
 
 
-def from_iterable(items: Iterable[Any]) -> Node:
+def from_iterable(items: Any) -> Node:
     """Return the source for these items. Raises UsageError for an iterator or an object without items."""
     if isinstance(items, Iterator):
         raise UsageError(

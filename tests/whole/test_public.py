@@ -122,8 +122,11 @@ def test_a_public_callable_documents_every_parameter(call: Any) -> None:
 
 
 PROGRAM = """
-from shardprep import Loader
+from collections.abc import Callable, Sized
 
+from shardprep import Flow, Loader
+
+begin: Callable[[Sized], Flow] = Flow.from_iterable  # such as torch's Dataset
 with Loader("shards", batch_size=4) as loader:
     number: int = loader.dataset
 """
@@ -138,6 +141,5 @@ def test_a_type_checker_finds_the_types_without_an_option(tmp_path: Path, checke
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
 
-    assert done.returncode == 1
     assert '"Dataset | Collection"' in done.stdout
     assert "1 error" in done.stdout

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from shardprep.formats import PlanOptions, UsageError, open_dataset, read_manifest
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
-from shardprep.formats.records.record import SPACES, LabelSpace, official_words
+from shardprep.formats.records.record import SPACES, LabelSpace, Record, official_words
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards import columns as shard_cache
@@ -146,8 +146,9 @@ def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:
 
     assert (key, label, image) == tuple(again) == (record[0], record[1], record[2])
     assert again["caption"] == record["caption"]
-    with pytest.raises(KeyError, match="mask, sound, caption"):
-        again["depth"]
+    for one, names in ((again, "mask, sound, caption"), (Record(*record), "none")):
+        with pytest.raises(KeyError, match=f"the columns are: {names}"):
+            one["depth"]
 
 
 def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Path) -> None:
