@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
@@ -20,7 +21,7 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
     """A context with an asyncio event loop in its own thread, and up to ``threads`` for blocking calls.
 
     An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine it waits for. Leaving
-    the context waits for all coroutines and blocking calls.
+    the context waits for all coroutines and blocking calls. If it is dropped, the thread ends after these.
     """
 
     def __init__(self, threads: int) -> None:
@@ -29,7 +30,9 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
     def __enter__(self) -> LoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shardprep-loop", daemon=True)
+        self._thread = threading.Thread(target=_run, args=[self._loop], name="shardprep-loop", daemon=True)
+        self._dropped = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._dropped.atexit = False
         self._thread.start()
         return self
 
@@ -57,10 +60,16 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         self.begin(_cancel_others()).result()
 
     def __exit__(self, *exc: object) -> None:
-        self.begin(_all_ended()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._dropped.detach():
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and then until all its coroutines and blocking calls have ended."""
+    loop.run_forever()
+    loop.run_until_complete(_all_ended())
+    loop.close()
 
 
 async def _cancel_others() -> None:

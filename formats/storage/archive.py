@@ -65,11 +65,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         """Open the file. Raises SourceDamaged, RemoteFailed, and OperationError if obstore is missing."""
         self._folder = RemoteFolder(self.file.place, self.file.policy)
         self._loop = LoopThread(threads=1).__enter__()
-        try:
-            self._loop.run(self._refuse_changed())
-        except BaseException:
-            self._loop.__exit__()
-            raise
+        self._loop.run(self._refuse_changed())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

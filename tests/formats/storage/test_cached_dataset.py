@@ -1,25 +1,27 @@
 """A dataset at a URL is the dataset in the folder that was published, through a cache that may be smaller."""
 
+import gc
 import json
 import multiprocessing
 import pickle
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.storage.cache import CachedDataset, CacheTooSmall, FileCache
+from shardprep.formats.storage.cache import CachedDataset, CacheTooSmall, FileCache, HeldFiles
 from support.datasets import StopAfter, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import HIDDEN as SECRET_KEY
 from support.resealed import reseal
 from support.sampling import torture_except
+from support.waiting import interrupt, until
 
 TRAIN = "s3://bucket/shards/train"
 
@@ -79,7 +81,7 @@ def test_its_pickle_opens_the_same_dataset_and_no_file_shows_a_secret(
 def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again_once_for_all_threads(
     remote: CachedDataset, tmp_path: Path
 ) -> None:
-    first, together = remote[0], Barrier(8)
+    first, together = remote[0], threading.Barrier(8)
     remote.close()
     shutil.rmtree(tmp_path / "cache")
 
@@ -228,6 +230,19 @@ def test_verify_and_inspect_take_a_url_with_a_cache_and_say_what_to_do_without_o
     assert cached.stdout == damaged.stdout
     assert HIDDEN not in damaged.stdout + damaged.stderr
     assert tree(tmp_path / "other/files")
+
+
+def test_a_dataset_that_is_dropped_or_interrupted_while_it_closes_leaves_no_thread(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threading.active_count()
+    dropped = open_dataset(TRAIN, cache=tmp_path)
+
+    with pytest.raises(KeyboardInterrupt), open_dataset(TRAIN, cache=tmp_path / "other"):
+        interrupt(monkeypatch, HeldFiles, "_release")
+    del dropped
+
+    until(lambda: gc.collect() >= 0 and threading.active_count() == threads)
 
 
 def test_an_interrupted_verification_does_not_wait_for_its_downloads(proxy: Proxy, tmp_path: Path) -> None:
