@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, gather, outcome
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed, committed_as
-from shardprep.formats.errors import PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import read_at, user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
@@ -54,9 +55,11 @@ from shardprep.formats.storage.transfer import (
 )
 
 
-async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
-    """Write a file unless it exists, and verify it; return whether this call wrote it."""
-    if not await remote.create(name, data):
+async def created(
+    remote: RemoteFolder, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create"
+) -> bool:
+    """Write a file as :meth:`.RemoteFolder.create` does, and verify it; return whether this call wrote it."""
+    if not await remote.create(name, data, mode):
         return False
     for _ in range(TRIES):
         if await remote.content(name, len(data) + 1) == data:
@@ -203,10 +206,18 @@ class StorePlace:
     claim: bytes
 
     async def published(self) -> Manifest | None:
-        """Return the published manifest, or None. Raises the errors of reading one."""
+        """Return the published manifest; None if there is none, or a damaged one beside this job's claim.
+
+        Raises the errors of reading one.
+        """
         if await self.remote.content(MANIFEST_NAME, 1) is None:
             return None
-        return (await dataset_in(self.remote)).manifest
+        try:
+            return (await dataset_in(self.remote)).manifest
+        except ManifestDamaged:
+            if not await self._is_claimed():
+                raise
+            return None  # its upload was damaged, and the uploader killed before it noticed
 
     async def holds(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""
@@ -250,8 +261,9 @@ class StorePlace:
                     path=self.remote.place.url,
                     shard=file.name,
                 )
-        if not await created(self.remote, MANIFEST_NAME, manifest.to_bytes()):
-            await self.holds(manifest)
+        data = manifest.to_bytes()
+        if not await created(self.remote, MANIFEST_NAME, data) and not await self.holds(manifest):
+            await created(self.remote, MANIFEST_NAME, data, "overwrite")
 
     async def drop_claim(self) -> None:
         """Remove a claim once the manifest is published, if the store allows that."""

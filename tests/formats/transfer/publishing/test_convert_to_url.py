@@ -12,7 +12,7 @@ from shardprep.formats.storage.store import RemoteFailed
 from shardprep.formats.storage.transfer import RemoteDamaged
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.column_sources import as_csv, rows_of, write_pictures
-from support.datasets import prep_here, tree
+from support.datasets import flip, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
 
 OPTIONS = PlanOptions(container="hdf5", shard_size=60_000)
@@ -53,17 +53,18 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
         stored(archives, url, tmp_path / "scratch")
 
 
-def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
+def test_a_claim_that_was_left_beside_a_damaged_manifest_goes_with_the_next_run_which_sends_it_again(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
         killed.setattr(StorePlace, "drop_claim", AsyncMock())
         stored(archives, url, tmp_path / "scratch", split="val")
     left = tree(bucket)
+    flip(bucket / "manifest.json", 0)
 
     stored(archives, url, tmp_path / "scratch", split="val")
 
-    assert left.keys() - tree(bucket).keys() == {CLAIM_NAME}
+    assert left.items() - tree(bucket).items() == {(CLAIM_NAME, left[CLAIM_NAME])}
 
 
 def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_room_here(

@@ -207,7 +207,7 @@ def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
 ) -> None:
     faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
     for _ in range(kills):
-        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
+        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith("upload.json") else 5])
         killed(chosen.uniform(0.5, 2.0), "publish", local, url)
         for manifest in bucket.rglob("manifest.json"):
             there, wanted = tree(manifest.parent), tree(local / manifest.parent.name)
