@@ -188,7 +188,8 @@ NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
-_REFUSED = re.compile(r": (3|4(?!08|29)|501)(?!.*\(RequestTimeout\))")
+_REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\(RequestTimeout\))")
+_OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
 _UNSET = ("region", "Config error", "Content-Length Header missing")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
@@ -252,6 +253,8 @@ def _failure(
         return RangeRefused("does not support range requests", **at)
     if status.startswith(": 416") or "Requested range was invalid" in said:  # the latter for a local folder
         return RangeRefused(f"does not have that part of the file{status}", **at)
+    if _OTHER_RANGE.search(said):
+        return AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
     may_pass = not (_REFUSED.match(status) or any(sign in said for sign in _UNSET))
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", **at)
     failure.may_pass = may_pass

@@ -27,7 +27,7 @@ class Proxy:
     body, then the end of the connection), short (half of the body as if it were all), long (a byte more),
     flip (a bit in the middle), altered (flip, with the right ETag), stall (half, then silence), slow (pieces
     with pauses), drip (bytes with pauses), whole (no parts of files), more (all, of which there is said to be
-    more), "to URL" (a redirect), "body TEXT" (another body).
+    more), shift (a range that is said to be another), "to URL" (a redirect), "body TEXT" (another body).
     ``asked`` are the paths and ranges.
     ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
     ``opaque`` makes the ETags of another kind than MD5.
@@ -201,6 +201,8 @@ class Spoiling(Quiet):
                 self.plan.ended.wait(600 if fault == "stall" else 0)
             case "short":
                 self.answer(status, headers, body[:half])
+            case "shift":
+                self.answer(status, headers | {"Content-Range": f"bytes 0-{len(body) - 1}/{2**40}"}, body)
             case "more":
                 self.answer(status, headers, body, length=2 * len(body))
             case "long":

@@ -35,6 +35,7 @@ VAL = "ILSVRC2012_img_val.tar"
 ALWAYS = {
     "cut": AnswerBroken,
     "short": AnswerBroken,
+    "shift": AnswerBroken,
     "altered": SourceDamaged,
     "whole": RangeRefused,
     "403": RemoteDenied,

@@ -160,19 +160,6 @@ def test_what_was_received_of_a_file_is_not_asked_for_again(
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
-def test_a_rerun_keeps_what_is_right_and_mends_what_is_not(
-    bucket: Path, proxy: Proxy, tmp_path: Path
-) -> None:
-    fetched(TRAIN, tmp_path / "copy")
-    flip(tmp_path / "copy" / SHARD, 5000)
-    (tmp_path / "copy/index.npy").unlink()
-
-    (done,) = fetched(TRAIN, tmp_path / "copy")
-
-    assert set(done.fetched) == {SHARD, "index.npy"}
-    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
-
-
 def test_an_interruption_does_not_wait_until_a_large_file_is_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +207,9 @@ def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_pa
         fetched(f"file://{bucket}/columns", tmp_path / "copy")
 
 
-def test_the_command_tells_what_was_fetched(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
+def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or_missing(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
     words = ("fetch", TRAIN, tmp_path / "copy")
 
     first = prep_here(*words, "--shards", "0,1-1", "--json", "--quiet")
@@ -235,6 +224,12 @@ def test_the_command_tells_what_was_fetched(bucket: Path, proxy: Proxy, tmp_path
     assert (wrong.returncode, half.returncode) == (2, 2)
     assert json.loads(prep_here(*words, "--json", "--quiet").stdout)["splits"][0]["fetched_bytes"] == 0
 
+    flip(tmp_path / "copy" / SHARD, 5000)
+    (tmp_path / "copy/index.npy").unlink()
+    (done,) = fetched(TRAIN, tmp_path / "copy")
+    assert set(done.fetched) == {SHARD, "index.npy"}
+    assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
+
 
 LMDB_SHARD = "shard-00000.lmdb"
 
@@ -246,6 +241,8 @@ LMDB_SHARD = "shard-00000.lmdb"
         ("403 RequestTimeTooSkewed", RemoteDenied, "the clock of this machine"),
         ("400 ExpiredToken", RemoteDenied, "the credentials have expired; renew them"),
         ("400 RequestTimeout", RemoteFailed, "try again"),
+        ("421 MisdirectedRequest", RemoteFailed, "try again"),
+        ("425 TooEarly", RemoteFailed, "try again"),
         ("403 InvalidObjectState", RemoteDenied, "restore it there first"),
         ("501 NotImplemented", RemoteFailed, "check the URL"),
         ("to http://127.0.0.2:9/inner", RemoteFailed, "redirects to another host"),
