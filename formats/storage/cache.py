@@ -52,7 +52,7 @@ from shardprep.formats.storage.cache_folder import (
     hex_of,
     identity_of,
 )
-from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
+from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, RetryPolicy
 from shardprep.formats.storage.transfer import HashedBytes, Transfer, remote_dataset
 
 AT_ONCE = 8  # downloads
@@ -149,7 +149,8 @@ class FileCache(Owned, Closable):
         self._patience_s = patience_s
         self._lock = threading.RLock()
         self._policy = policy
-        self._network: tuple[LoopThread, RemoteFolder] | None = None
+        self._loop: LoopThread | None = None
+        self._remote: RemoteFolder | None = None
         self._is_closed = False
         self._kept: list[FileHold] = []
         self._files = self._bytes = self._received_bytes = self._hits = 0
@@ -268,10 +269,9 @@ class FileCache(Owned, Closable):
             self._is_closed = True
             for held in self._kept:
                 held.release()
-        if self._network is not None:
-            loop, _ = self._network
-            loop.cancel()
-            loop.__exit__()
+        if self._loop is not None:
+            self._loop.cancel()
+            self._loop.__exit__()
         self._reader.remove()
 
     def _refuse_closed(self) -> None:
@@ -344,15 +344,16 @@ class FileCache(Owned, Closable):
             )
         with self._lock:  # closing cancels earlier downloads
             self._refuse_closed()
-            if self._network is None:
-                remote = RemoteFolder(self.place, self._policy)
-                self._network = LoopThread(AT_ONCE).__enter__(), remote
-            loop, remote = self._network
-            return loop, loop.begin(work(remote))
+            self._remote = self._remote or RemoteFolder(self.place, self._policy)
+            self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
+            return self._loop, self._loop.begin(work(self._remote))
 
     def _result(self, loop: LoopThread, future: Future[None]) -> None:
         try:
             loop.result(future)
+        except RemoteDenied:
+            self._remote = None  # the next download reads the credentials again, which may be renewed
+            raise
         except CancelledError:
             self._refuse_closed()
             raise

@@ -172,7 +172,7 @@ class CacheFolder:
     def turn(self) -> Iterator[None]:
         """Hold the cache's lock, against all processes and threads. Not reentrant."""
         path = self.path / CACHE_LOCK_NAME
-        with closing(LockDescriptor(os.open(path, PART_FLAGS, 0o644))) as lock:
+        with closing(LockDescriptor(os.open(path, PART_FLAGS, 0o666))) as lock:
             patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
             while not lock.lock(wait=False):
                 patience.wait(path)

@@ -78,7 +78,7 @@ class HashedFile(HashedBytes, Owned):
     def __init__(self, path: Path, flags: int = PART_FLAGS) -> None:
         super().__init__()
         self.path = path
-        self.lock = LockDescriptor(os.open(path, flags, 0o644))  # taken by subclasses
+        self.lock = LockDescriptor(os.open(path, flags, 0o666))  # taken by subclasses
 
     def hash_next(self) -> int:
         """Hash the next slice of the file; return its size, 0 at the end."""

@@ -19,21 +19,22 @@ import pytest
 
 from shardprep.formats import OperationError, UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
-from shardprep.formats.storage.cache import FileCache, FileSource
+from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, CacheFolder, StillWaiting, hex_of
 from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
     Location,
     RemoteDenied,
-    RemoteMissing,
     RetryPolicy,
 )
 from shardprep.formats.storage.transfer import RemoteDamaged, find_datasets
 from support.datasets import flip, open_files
 from support.faulty_proxy import HIDDEN, Proxy
+from support.object_server import as_endpoint
 from support.waiting import until
 
 URL = "s3://bucket/shards/train"
@@ -80,13 +81,16 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
     [
         ("flip", RemoteDamaged),
         ("403", RemoteDenied),
-        ("404", RemoteMissing),
-        pytest.param("long", RemoteDamaged, marks=pytest.mark.torture),
         pytest.param("cut", AnswerBroken, marks=pytest.mark.torture),
     ],
 )
-def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
-    proxy: Proxy, tmp_path: Path, shards: Shards, fault: str, error: type[Exception]
+def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is_right_or_the_settings_are(
+    proxy: Proxy,
+    tmp_path: Path,
+    shards: Shards,
+    fault: str,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = shards[1]
     proxy.fault = lambda path, count: fault if path.endswith(bad.name) else None
@@ -100,15 +104,11 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
         assert not [*(tmp_path / "cache/parts").iterdir()]
         assert len(proxy.ranges_of(bad.name)) <= TRIES + (8 if fault == "cut" else 0)  # halves bring more
 
-        proxy.fault = lambda path, count: None
+        if fault == "403":  # settings are read again, as renewed credentials are
+            as_endpoint(f"http://127.0.0.1:{proxy.server}", monkeypatch)
+        else:
+            proxy.fault = lambda path, count: None
         cache.hold(shards[:3]).release()
-
-
-def test_a_worker_of_a_flow_holds_one_file(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
-    with FileSource(URL, tmp_path / "cache").open() as files:
-        for entry in shards[:3]:
-            files.provide(entry)
-        assert len(files._held) == 1  # type: ignore[attr-defined]
 
 
 def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
@@ -284,6 +284,15 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     with pytest.raises(UsageError, match="nfs4"):
         opened(tmp_path / "new/cache")
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "dataset"}
+
+
+def test_other_users_may_share_a_cache_as_the_umask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        opened(tmp_path / "cache").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "cache" / CACHE_LOCK_NAME).stat().st_mode & 0o777 == 0o664
 
 
 def test_nothing_is_written_through_a_link_in_a_cache(proxy: Proxy, tmp_path: Path, bucket: Path) -> None:
