@@ -67,7 +67,7 @@ def test_a_claim_that_was_left_beside_a_damaged_manifest_goes_with_the_next_run_
     assert left.items() - tree(bucket).items() == {(CLAIM_NAME, left[CLAIM_NAME])}
 
 
-def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_room_here(
+def test_a_shard_that_is_there_takes_no_room_here_and_is_built_and_uploaded_again_only_if_it_was_changed(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "empty" / "scratch"
@@ -75,6 +75,8 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
     with pytest.raises(RemoteFailed) as caught:
         stored(archives, url, scratch, split="train")
     there, begun = tree(bucket), len(proxy.sent)
+    changed = there.pop("shard-00001.h5")
+    (bucket / "shard-00001.h5").write_bytes(b"another")
     assert HIDDEN not in str(caught.value)
     assert [path.name for path in scratch.glob("*.h5")] == ["shard-00003.h5"]
     proxy.sending = lambda path, count: None
@@ -88,31 +90,15 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
 
     (done,) = stored(archives, url, scratch, split="train", progress=progress)
 
-    progress.shards.assert_called_with(len(built), len(built))
+    progress.shards.assert_called_with(len(built) - 1, len(built) - 1)  # the changed one was built before
     assert [*scratch.parent.iterdir()] == []
-    assert {"shard-00000.h5", "shard-00001.h5", "shard-00002.h5"} <= there.keys()
+    assert {"shard-00000.h5", "shard-00002.h5"} <= there.keys()
     sent = [path.rpartition("/")[2] for path in proxy.sent[begun:]]
     assert not {"shard-00003.h5", *there} & set(built)
     assert not there.keys() & set(sent)
+    assert tree(bucket)["shard-00001.h5"] == changed
     assert sent[-1] == "manifest.json"
     assert {file.name for file in done.manifest.files} | {"manifest.json"} == tree(bucket).keys()
-
-
-@pytest.mark.torture
-def test_a_shard_that_was_changed_there_is_built_and_uploaded_again(
-    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
-) -> None:
-    convert(archives, tmp_path / "local", split="train", plan_options=OPTIONS, workers=0)
-    proxy.sending = lambda path, count: "503" if path.endswith("index.npy") else None
-    with pytest.raises(RemoteFailed):
-        stored(archives, url, tmp_path / "scratch", split="train")
-    (bucket / "shard-00001.h5").write_bytes(b"another")
-    (bucket / "shard-00002.h5").unlink()
-    proxy.sending = lambda path, count: None
-
-    stored(archives, url, tmp_path / "scratch", split="train")
-
-    assert tree(bucket) == tree(tmp_path / "local")
 
 
 def test_columns_are_stored_too(bucket: Path, url: str, proxy: Proxy, tmp_path: Path) -> None:
