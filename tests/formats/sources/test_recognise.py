@@ -126,7 +126,7 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
 @pytest.mark.parametrize(
     ("files", "match"),
     [
-        ([*BELOW, "README.txt"], "v4: holds folders .*; give the folder that holds the splits .* class folders$"),
+        ([*BELOW, "README.txt"], "v4: holds folders .*; give the folder that holds the splits .* or a list"),
         (["data/train/cat/1.jpg", "data/1.jpg"], "data: holds folders .*; give the folder that holds the splits"),
         (["train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg"], "holds val and validation, both for val; move"),
         (["cat/1.jpg", "dog/1.jpg", "test/1.jpg"], "holds test beside other folders of images: cat, dog; rename it"),
