@@ -65,7 +65,11 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         """Open the file. Raises SourceDamaged, RemoteFailed, and OperationError if obstore is missing."""
         self._folder = RemoteFolder(self.file.place, self.file.policy)
         self._loop = LoopThread(threads=1).__enter__()
-        self._loop.run(self._refuse_changed())
+        try:
+            self._loop.run(self._refuse_changed())
+        except BaseException:
+            self._loop.__exit__()  # not when the error is dropped, which may be kept for long
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
