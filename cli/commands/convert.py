@@ -8,7 +8,7 @@ from datetime import timedelta
 from inspect import signature
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -148,7 +148,12 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     "DIR",
     "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
-@flag("--dry-run", "Write nothing to OUTPUT; report all problems, and what the conversion would take.")
+@flag("--dry-run", "Write nothing to OUTPUT; report problems, and what the conversion would take.")
+@click.option(
+    "--check-images",
+    type=click.Choice(("sample", "all")),
+    help="With --dry-run: the images to read; a sample is 4,096 or more of each split.  [default: sample]",
+)
 @json_option
 def convert(
     source: Path | str,
@@ -157,6 +162,7 @@ def convert(
     cluster: str | None,
     scratch: Path | None,
     dry_run: bool,
+    check_images: Literal["sample", "all"] | None,
     **chosen: Any,
 ) -> Output:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
@@ -178,11 +184,13 @@ def convert(
         raise click.UsageError("--part, --cluster and --dry-run need a folder as OUTPUT")
     if scratch and not isinstance(output, str):
         raise click.UsageError("--scratch is only for an OUTPUT in a bucket; omit it")
+    if check_images and not dry_run:
+        raise click.UsageError("--check-images is only for --dry-run; a conversion checks all images")
     arguments = _arguments(chosen)
     if isinstance(output, str):
         return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)
     if dry_run:
-        planned = plan_conversion(source, output, part=part, **arguments)
+        planned = plan_conversion(source, output, part=part, images=check_images or "sample", **arguments)
         return Output(planned.to_json(), dry_run_lines(planned), planned.exit_code)
     if part:
         return output_of_part(convert_part(source, output, part, **arguments), part)
@@ -344,17 +352,20 @@ def _part_json(one: ConvertedPart) -> dict[str, Any]:
 
 
 def dry_run_lines(planned: DryRun) -> Iterator[str]:
+    sampled = [split for split in planned.splits if 0 < split.checked < split.images]
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""
         contents = _contents(split, split.images, split.classes, has_labels=split.has_labels)
         yield f"{split.path}: {contents} in {shards}{state}"
         bad = count_of(split.skipped, "bad image")
+        sample = f"{split.checked:,} of {split.images:,} images, a sample; --check-images all reads all"
         yield from fields(
             {
                 "source": split.layout,
                 "disk": f"at most {size(split.disk_bytes)}",
                 "columns": columns_text(split.columns),
+                "checked": sample if split in sampled else None,
                 "skipped": f"{bad} would be left out" if split.skipped else None,
                 "ignored": _ignored_text(split.ignored),
             }
@@ -372,7 +383,8 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
             "as in this run, and hashing, by a sample; writing is not measured"
         )
     found = sum(1 for _ in planned.problems)
-    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else "no problems"
+    state = f"no problems{' in the sample' * bool(sampled)}"
+    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else state
     yield f"dry run: {state}; nothing was written"
 
 

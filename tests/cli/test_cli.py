@@ -15,27 +15,11 @@ from shardprep.cli.app import cli, run
 from shardprep.formats import DatasetNotFound, inspect, open_collection, open_dataset, read_manifest, verify
 from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
 from support.datasets import converted, prep_here
-from support.image_files import encoded, pixels
-from support.source_builders import write
 
 
 def assert_one_line(text: str) -> None:
     assert len(text.strip().splitlines()) == 1, text
     assert "Traceback" not in text
-
-
-def test_a_dry_run_as_json_is_one_object_with_the_exit_code_of_the_conversion(tmp_path: Path) -> None:
-    for number in range(5):
-        write(tmp_path / f"photos/cat/{number}.png", encoded(pixels(8, 8 + number), ".png"))
-    write(tmp_path / "photos/cat/bad.png", b"no image")
-    words = ["convert", tmp_path / "photos", tmp_path / "out", "--workers", 0]
-
-    done = prep_here(*words, "--dry-run", "--json")
-
-    value = json.loads(done.stdout)
-    assert done.returncode == prep_here(*words).returncode == 1
-    assert [split["images"] for split in value["splits"]] == [6]
-    assert [(one["count"], one["exit_code"]) for one in value["problems"]] == [(1, 1)]
 
 
 def test_prep_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +23,7 @@ from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources.source import Listing, entry_dtype
 from support.column_sources import write_pictures
-from support.datasets import converted, tree
+from support.datasets import converted, prep_here, tree
 from support.image_files import encoded, pixels
 from support.sampling import torture_except
 from support.source_builders import write
@@ -189,7 +190,6 @@ def test_it_says_what_the_conversion_makes_and_writes_nothing(archives: Path, tm
     ]
     for split, one in zip(planned.splits, done, strict=True):
         assert sum(file.size for file in one.manifest.files) <= split.disk_bytes
-    assert json.loads(json.dumps(planned.to_json()))["splits"][1]["split"] == "val"
     assert pickle.loads(pickle.dumps(done))[0].path == done[0].path  # noqa: S301 - made here
     assert planned.seconds
     assert planned.read_rate
@@ -238,6 +238,24 @@ def test_bad_images_that_are_skipped_are_no_problem_unless_a_split_has_no_other(
     with pytest.raises(ShardprepError, match="the source has no intact image"):
         converted(photos, tmp_path / "val", split="val", on_bad_image="skip")
     assert not (tmp_path / "val/manifest.json").exists()
+
+
+def test_a_sample_of_many_images_is_named_and_the_estimate_is_of_all(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(photos / "train/cat/0.png", b"no image")
+    monkeypatch.setattr("shardprep.formats.conversion.dry_run.perf_counter", count().__next__)
+    monkeypatch.setattr("shardprep.formats.conversion.dry_run.SAMPLE_IMAGES", 2)
+    everything, sample = (dry_run(photos, tmp_path / "out", images=which) for which in ("all", "sample"))
+    words = ("convert", photos, tmp_path / "out", "--workers=0", "--shard-size=300")
+    done = prep_here(*words, "--dry-run", "--check-images=all", "--json")
+
+    assert all(2 <= split.checked < split.images == 6 for split in sample.splits)
+    assert [replace(split, checked=6) for split in sample.splits] == [*everything.splits]
+    assert 0.5 < (sample.seconds or 0) / (everything.seconds or 1) < 2  # each image takes a tick to read
+    assert "of 6 images, a sample; --check-images all reads all" in prep_here(*words, "--dry-run").stdout
+    assert [(p["count"], p["exit_code"]) for p in json.loads(done.stdout)["problems"]] == [(1, 1)]
+    assert done.returncode == prep_here(*words).returncode == everything.exit_code == 1
 
 
 REFUSED: dict[str, dict[str, Any]] = {
