@@ -57,6 +57,11 @@ else:
         "shardprep.loaders.torch_data": ["to_torch"],
     }
     """Names that ``import *`` leaves out, because some of their modules need an extra."""
+    _FRAMEWORKS = {
+        "shardprep.loaders.jax_data": "jax",
+        "shardprep.loaders.tf_inputs": "tensorflow",
+        "shardprep.loaders.torch_data": "torch",
+    }
 
     def __getattr__(name):
         if name == "__all__":
@@ -79,4 +84,6 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted(set(__getattr__("__all__")).union(*_MODULES.values()))
+        find_spec = _import_module("importlib.util").find_spec
+        there = [_MODULES[one] for one in _MODULES if find_spec(_FRAMEWORKS.get(one, "shardprep"))]
+        return sorted(set(__getattr__("__all__")).union(*there))
