@@ -54,7 +54,10 @@ def byte_count(text: object, *, of: str) -> int:
 
 def checked_int(value: object, name: str, *, least: int, most: int | None = None) -> int:
     """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
-    number = operator.index(value) if isinstance(value, SupportsIndex) else least - 1
+    try:
+        number = operator.index(value) if isinstance(value, SupportsIndex) else least - 1
+    except TypeError:  # arrays and classes have the method, too
+        number = least - 1
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         limits = f"at least {least}" if most is None else f"{least} to {most}"
         raise UsageError(f"{name} must be a whole number, {limits}, not {value!r}")

@@ -194,9 +194,7 @@ class Function:
 
     def __post_init__(self) -> None:
         if not callable(self.call):
-            raise UsageError(
-                f"a {type(self.call).__name__} cannot be called: give a function, not its result"
-            )
+            raise UsageError(f"a function is needed here, not {self.call!r}; omit the () after its name")
 
     def __call__(self, *arguments: Any) -> Any:
         return self.call(*arguments)

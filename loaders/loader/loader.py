@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, count, islice
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -196,8 +196,6 @@ class Loader(Owned, Closable):
         cache_limit: int | str | None = None,
     ) -> None:
         check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
-        if not isinstance(read_ahead, SupportsIndex | float) or read_ahead < 0:
-            raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead!r}")
         self._workers = (
             usable_cpus() if workers == "auto" else checked_int(workers, "workers, if not 'auto',", least=0)
         )
@@ -245,7 +243,7 @@ class Loader(Owned, Closable):
                 with_image=wanted.with_image,
                 files=FileSource.of(self.dataset),
             )
-            self._read_ahead = read_ahead
+            self._read_ahead = checked_int(read_ahead, "read_ahead, in bytes,", least=0)
             self._shards: ShardFeed | None = None  # of a dataset at a URL
             if isinstance(self.dataset, CachedDataset):
                 used = ShardFiles(files, with_image=wanted.with_image)

@@ -153,8 +153,8 @@ class WantedColumns(NamedTuple):
         of_parts = [box_columns(part.manifest) for part in dataset.parts]
         boxes = of_parts[0] if all(of_parts) else ()
         there = stored + boxes
-        if isinstance(names, str):
-            raise UsageError(f"columns must be a list of names, such as ({names!r},), not {names!r}")
+        if isinstance(names, str) or not isinstance(names, Iterable | None):
+            raise UsageError(f'columns must be a list of names, such as ["image"], not {names!r}')
         chosen = stored if names is None else tuple(names)
         for name in chosen:
             if name not in there or chosen.count(name) > 1:

@@ -60,12 +60,12 @@ CROP = TrainTransform(8)
 
 LOADER = [
     *each_of(
-        batch_size=(0, 32.0),
+        batch_size=(0, 32.0, np.array([1, 2]), int),
         seed=("0", -1, 1 << 64),
         workers=(-1, "many", 1.5),
         slots=(2,),
         deadline=(0, "5"),
-        read_ahead=(-1, "64MiB"),
+        read_ahead=(-1, "64MiB", 64e6),
         on_bad_record=("ignore",),
         records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
         classes=("n01440764", 3),
@@ -201,6 +201,8 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
         each_of(workers=(-1,), slots=(2, None), deadline=(0, "1")),
     ),
     (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
+    (open_dataset, [({"path": wrong}, "a path is needed here") for wrong in ("", None, 5, b"lmdb")]),
+    (numbers(Path()).map, [({"function": None}, "a function is needed here")]),
 ]
 
 
@@ -226,7 +228,7 @@ def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path:
 def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> None:
     write_columns(tmp_path / "d")
     for columns, says in (
-        ("age", r"\('age',\)"),
+        *((wrong, "must be a list of names") for wrong in ("age", 5)),
         (["depth"], "unknown or repeated column 'depth'; known are image, mask"),
         (["age", "age"], "repeated column 'age'"),
         ([], "empty"),

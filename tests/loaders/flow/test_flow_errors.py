@@ -251,7 +251,6 @@ def folder(tmp_path: Path) -> Path:
         ("", {"suffixes": []}, "no files"),
         ("", {"suffixes": ".jpg"}, r"give \['.jpg'\]"),
         ("", {"seed": -1}, "seed must be"),
-        ("", {"seed": True}, "seed must be"),
         ("nowhere", {}, "is not a folder"),
         ("a/z.png", {}, "is not a folder"),
         ("b", {}, r"\w+.\w+: is not in a class folder"),
