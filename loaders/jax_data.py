@@ -23,8 +23,9 @@ def to_jax(source: Source, *, device: Any = None) -> Conversion:
     """Return the batches of ``source`` as pytrees of JAX arrays; each iteration is one epoch.
 
     ``source`` is a Loader, an iterable or a function that returns an iterable. ``device`` is a device or a
-    sharding; None is JAX's default, uncommitted. The result has a ``len()`` if the source has one. Tuples,
-    lists and dicts are kept; bytes, memoryviews, strings and objects are not changed.
+    sharding, over several processes, too: each batch is then this process's rows of global arrays. None is
+    JAX's default, uncommitted. The result has a ``len()`` if the source has one. Tuples, lists and dicts are
+    kept; bytes, memoryviews, strings and objects are not changed.
 
     On a CPU device, arrays that are contiguous and start at a multiple of 64 bytes, as a Loader's do, are not
     copied. JAX keeps their memory, and with it the slot, until its last use, and releases it in its next call
@@ -44,9 +45,12 @@ def jax_array_of(part: Any, device: Any = None) -> Any:
         return part
     if part.dtype.kind not in NUMBERS and not jax.numpy.issubdtype(part.dtype, np.inexact):  # as bfloat16 is
         return part
+    array = _in_jax_width(part)
+    if not getattr(device, "is_fully_addressable", True):  # each process has its own rows
+        return jax.make_array_from_process_local_data(device, array)
     # Not by DLPack: JAX waits for its computations while it holds the interpreter's lock, which the thread
     # that releases a DLPack array needs. After `device_put`, the next call of JAX releases the array.
-    return jax.device_put(_in_jax_width(part), device)
+    return jax.device_put(array, device)
 
 
 def _in_jax_width(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -215,7 +215,7 @@ def test_a_file_with_the_name_of_no_user_is_itself() -> None:
 def test_an_empty_path_of_an_unset_variable_is_not_the_current_folder(words: tuple[str, ...]) -> None:
     done = prep_here(*words)
 
-    assert (done.returncode, "not an empty text" in done.stderr) == (2, True)
+    assert (done.returncode, "a path is needed here, not ''" in done.stderr) == (2, True)
 
 
 NO_URLS: dict[str, Callable[[str], object]] = {

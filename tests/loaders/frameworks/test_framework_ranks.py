@@ -16,11 +16,18 @@ JAX = """
 import os, sys
 os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
-from support.rank_programs import tell_epoch
+from support.loaded import loader_on
+from support.rank_programs import tell
+from shardprep import to_jax
 
 path, address, rank = sys.argv[1:]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
-tell_epoch(path)
+rows = jax.sharding.NamedSharding(jax.make_mesh((2,), ("rows",)), jax.sharding.PartitionSpec("rows"))
+with loader_on(path, batch_size=6) as loader:  # 17 batches in each process
+    batches = [batch[-1] for batch in to_jax(loader, device=rows)]
+    assert {batch.shape for batch in batches} == {(12,)}
+    tell([int(n) for batch in batches for n in batch.addressable_data(0)], loader)
 """
 
 SPAWNED_BY_TORCH = """

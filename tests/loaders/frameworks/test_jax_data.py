@@ -86,12 +86,3 @@ def test_an_integer_that_jax_would_cut_is_an_error(number: np.ndarray[Any, Any])
         list(to_jax([number]))
     with jax.enable_x64(True):
         assert [made.tolist() for made in to_jax([number])] == [number.tolist()]
-
-
-def test_the_device_is_the_one_asked_for() -> None:
-    device = jax.devices()[-1]
-
-    (made,) = to_jax([np.zeros(3, np.float32)], device=device)
-
-    assert made.devices() == {device}
-    assert made.committed
