@@ -92,6 +92,9 @@ class ImageTransform(TargetOptions, ABC):
     orientation: Orientation = "ignore"
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if isinstance(value := getattr(self, each.name), np.ndarray) and value.ndim:
+                object.__setattr__(self, each.name, tuple(value.tolist()))  # to compare, and for JSON
         check_choice("interpolation", self.interpolation, ("auto", *METHODS))
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
@@ -225,9 +228,7 @@ class TrainTransform(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not are_numbers(self.scale, 2) or not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UsageError(
-                f"scale must be two shares of the area, 0 < low <= high <= 1, not {self.scale!r}"
-            )
+            raise UsageError(f"scale must be shares of the area, 0 < low <= high <= 1, not {self.scale!r}")
         if not are_numbers(self.ratio, 2) or not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
             raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio!r}")
         if not isinstance(self.flip, bool | np.bool_):
