@@ -606,7 +606,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     unless a file has that name.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
-        raise UsageError(f"a path is needed here, not {path!r}; write '.' for the current folder")
+        raise UsageError(f"a path is needed here, not {path!r}; '.' is the current folder")
     if isinstance(path, str) and (url := _URL.match(path)):  # the rest may contain a secret
         raise UsageError(f"a path on this machine is needed here, not a URL that begins with {url[0]}")
     if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cache
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from shardprep.formats.errors import UsageError, printable
 
@@ -52,12 +52,11 @@ def byte_count(text: object, *, of: str) -> int:
     raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
 
 
-def checked_int(value: object, name: str, *, least: int, most: int | None = None) -> int:
+def checked_int(value: Any, name: str, *, least: int, most: int | None = None) -> int:
     """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
-    try:
-        number = operator.index(value) if isinstance(value, SupportsIndex) else least - 1
-    except TypeError:  # arrays and classes have the method, too
-        number = least - 1
+    number = least - 1
+    with suppress(TypeError):
+        number = operator.index(value)
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         limits = f"at least {least}" if most is None else f"{least} to {most}"
         raise UsageError(f"{name} must be a whole number, {limits}, not {value!r}")
