@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from time import monotonic
 
 import zmq
 from zmq.utils import z85
@@ -40,7 +41,8 @@ ZAP_VERSION = b"1.0"
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before version and mechanism
 MECHANISM = slice(12, 32)
 HANDSHAKE_TIMEOUT_S = 2.0
-MAX_FAILED_HANDSHAKES = 3  # before the reason is sought; a closing receiver may cause one
+MAX_FAILED_HANDSHAKES = 3  # in a row, with a peer that answers; a restart or a bad network causes fewer
+LOOK_PAUSE_S = 0.1  # in which failures of the time before are read
 FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -362,13 +364,14 @@ class SenderAuth:
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
         self._receiver = load_public(keys.receiver) if keys else b""
-        self._last_event = self._failures = 0
+        self._last_event = self._answered = 0  # the latter counts failed handshakes in a row
+        self._looked = 0.0  # when the reason was last sought
 
     def note_event(self, event: int) -> None:
         """Handle an event of the socket. The caller must pass every event, in order.
 
-        Raises NotAdmitted or WrongReceiver, after which the socket cannot be used. After some failed
-        handshakes, it opens another connection, for a few seconds at most, to find the reason.
+        Raises NotAdmitted or WrongReceiver, after which the socket cannot be used. After a failed handshake,
+        it opens another connection, for a few seconds at most, to find the reason.
         """
         before, self._last_event = self._last_event, event
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._keys:
@@ -379,9 +382,9 @@ class SenderAuth:
         refusals = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED
         is_refused = before == zmq.EVENT_CONNECTED and event in refusals  # libzmq does not connect again
         has_failed = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        self._failures += has_failed
-        if is_refused or (has_failed and self._failures % MAX_FAILED_HANDSHAKES == 0):
+        if is_refused or (has_failed and monotonic() > self._looked + LOOK_PAUSE_S):
             self._find_reason(is_refused)
+            self._looked = monotonic()
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it connects."""
@@ -393,6 +396,9 @@ class SenderAuth:
     def _find_reason(self, is_refused: bool) -> None:
         """Raise NotAdmitted or WrongReceiver, unless nothing answers, as at a tunnel without a receiver."""
         greeting = greeting_of(self._endpoint)
+        self._answered = self._answered + 1 if greeting else 0
+        if not is_refused and self._answered < MAX_FAILED_HANDSHAKES:
+            return
         has_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
         if has_keys and self._keys:
             raise WrongReceiver(

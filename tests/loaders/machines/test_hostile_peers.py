@@ -94,19 +94,6 @@ def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(ki
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("kind", ["frames", "remote"])
-def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_not_read(kind: str) -> None:
-    with python("-c", TRAINING, kind) as process:
-        with connected(line_of(process)) as peer:
-            peer.settimeout(1)
-            with suppress(OSError):
-                peer.sendall(frame(b"x") * 200_000)
-            reset(peer)
-        time.sleep(7)  # the heartbeat that aborted it came after 5 s
-        draws_on(process)
-
-
-@pytest.mark.torture
 def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> None:
     with python("-c", CLOSING) as process:
         assert process.stdin
