@@ -33,6 +33,7 @@ from shardprep.loaders.machines.socket import (
 )
 from shardprep.loaders.order.epoch import LoadedStep
 
+HELLO_INTERVAL_S = 30.0  # until the receiver, which may have lost the HELLO, admits the sender
 RECONNECT_INTERVAL_MS = 100
 MAX_RECONNECT_MS = 2000  # of a sender that waits for its receiver to restart
 MAX_NOTE_BYTES = 1 << 20
@@ -153,7 +154,8 @@ class Link(Closable):
         self.state = WAITING
         self.batches = self.bytes = 0  # sent
         self.is_admitted = self.has_sent_hello = self.is_done = False
-        self._is_lost = self._must_send_hello = self._is_probed = False
+        self._is_lost = self._is_probed = False
+        self._hello_due = math.inf
         self._endpoint = endpoint
         self._hello = hello.pack()
         self._work = work
@@ -308,8 +310,7 @@ class Link(Closable):
             if self._auth:
                 self._auth.note_event(event)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                is_new = self._socket.binds and not self.is_admitted
-                self._must_send_hello = is_new or not self.has_sent_hello
+                self._hello_due = 0.0
                 self._send_hello()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._socket.binds:
                 self._is_lost = self.has_sent_hello  # damage: the connection is read no more
@@ -324,8 +325,10 @@ class Link(Closable):
         self._is_probed = False
 
     def _send_hello(self) -> None:
-        if self._must_send_hello and self._socket.send(self._hello):
-            self._must_send_hello, self.has_sent_hello = False, True
+        is_due = time.monotonic() >= self._hello_due and not self.is_admitted
+        if is_due and self._socket.send(self._hello):
+            self.has_sent_hello = True
+            self._hello_due = math.inf if self._socket.binds else time.monotonic() + HELLO_INTERVAL_S
 
     def _handle(self, message: Message, head: Head) -> None:
         """Handle one message. Raises FrameDamaged if it is not valid."""

@@ -245,7 +245,7 @@ class Reception:
             return  # what it found counts at once
         began = monotonic()
         self.socket.wait(POLL_INTERVAL_S)
-        self._waited += monotonic() - began
+        self._waited += min(monotonic() - began, POLL_INTERVAL_S)  # more if this process was stopped
 
     def close(self) -> None:
         if self.sends_done:
@@ -305,7 +305,7 @@ class Reception:
             return
         hello = wire.Hello.read(head)
         if message.peer in self.senders and self.socket.binds:
-            raise FrameDamaged("a sender sent HELLO twice")
+            return  # a repeated one
         for address, sender in list(self.senders.items()):
             # an earlier connection of this sender, or an earlier sender where this socket connects
             if sender.hello.instance == hello.instance or address == message.peer:

@@ -24,7 +24,7 @@ import zmq
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import FrameReceiver, send_batches
-from shardprep.loaders.machines import reception, serve as sending
+from shardprep.loaders.machines import link, reception, serve as sending
 from shardprep.loaders.machines.ledger import LEASE_STEPS, SenderFailed
 from shardprep.loaders.machines.reception import Receiver
 from shardprep.loaders.machines.socket import Message
@@ -441,12 +441,14 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert other.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Hello, "read"), (Receiver, "_draw")])
+@pytest.mark.parametrize(("owner", "name"), [(None, "receive"), (Hello, "read"), (Receiver, "_draw")])
 def test_a_receiver_goes_on_where_it_was_after_ctrl_c_while_it_admits_a_sender_or_draws(
-    owner: type, name: str, lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+    owner: type | None, name: str, lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with wired(partial(numbers, lmdb_shards)) as source:
-        interrupt(monkeypatch, owner, name)
+    monkeypatch.setattr(link, "HELLO_INTERVAL_S", 0.1)
+    with wired(partial(numbers, lmdb_shards)) as source, monkeypatch.context() as patch:
+        assert source._reception.socket._socket.poll(TIMEOUT_S * 1000)  # the HELLO has arrived
+        interrupt(patch, owner or source._reception.socket, name)  # a message that was read is lost
         with pytest.raises(KeyboardInterrupt):
             next(iter(source))
         source.load_state_dict(source.state_dict())
@@ -481,6 +483,17 @@ def test_a_forked_copy_does_not_draw_and_close_ends_a_waiting_thread() -> None:
         source.close()
         with pytest.raises(UsageError, match="closed"):
             waiting.result(TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_time_in_which_the_receiver_is_stopped_is_no_time_of_leases() -> None:
+    with ThreadPoolExecutor(1) as pool, RemoteSource(ANY_PORT) as source:
+        began, _ = time.monotonic(), pool.submit(list, source)
+        until(lambda: source.stats().waited)
+        subprocess.run(["sh", "-c", "kill -STOP $PPID; sleep 1; kill -CONT $PPID"], check=True)
+        before = source.stats().waited
+        until(lambda: source.stats().waited > before)
+        assert source.stats().waited < time.monotonic() - began - 0.3
 
 
 def test_messages_without_end_do_not_delay_close(monkeypatch: pytest.MonkeyPatch) -> None:
