@@ -283,10 +283,11 @@ def find(
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
     log, order = None, None
-    if run is not None:  # refused before the work if it is on another dataset
+    if run is not None:  # refused before the work if it is on another dataset, or too long
         from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
 
         log = RunLog.load(run)
+        epochs = epochs or log.count_epochs()
         options = RunOptions(dataset, {"subset": subset, "without": without}, set())
         with options.ordering_loader(log.card) as loader:
             order = loader.order_of()
@@ -295,7 +296,7 @@ def find(
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
         seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
-        for sighting in log.sightings(order, seen, epochs) if log and order else ():
+        for sighting in log.sightings(order, seen, epochs) if log and order and epochs else ():
             at = sighting._asdict()
             seen[at.pop("number")].append(at)
         listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]

@@ -162,7 +162,7 @@ class _Export:
             for field in dataset.schema:
                 lengths += dataset.columns.lengths(field.name)
         with progress.task(f"plan {manifest.split}", records=len(index), size=0):
-            chosen = FORMATS[to](source, index)  # some compare the names of all records
+            chosen = FORMATS[to](source, index, lambda done: progress.at(done, 0))
         bounds = list(spans(lengths, shard_size))
         units = []
         for number, (first, last) in enumerate(bounds):

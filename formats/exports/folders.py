@@ -6,13 +6,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
@@ -24,6 +21,7 @@ from shardprep.formats.exports.format import (
     Places,
     corners,
     digests,
+    in_chunks,
     parts_of,
     published,
     real_array,
@@ -53,8 +51,8 @@ class Folders(ExportFormat):
     unit_names = "images-{number:05d}"
     names_of_boxes = ("objects",)
 
-    def __init__(self, source: Exportable, index: Rows) -> None:
-        super().__init__(source, index)
+    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+        super().__init__(source, index, done)
         if not source.has_images:
             raise UsageError("has no images, so it cannot be exported to folders", path=source.path)
         for field in source.schema:
@@ -72,18 +70,20 @@ class Folders(ExportFormat):
             for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
         ]
         self._repeated: frozenset[int] = frozenset()
-        self._repeated = repeated(self._checked(index))
-        if self._repeated and repeated(self._checked(index)):
+        self._repeated = repeated(digests(self._checked(index, done)))
+        if self._repeated and repeated(digests(self._checked(index, done))):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
-    def _checked(self, index: Rows) -> npt.NDArray[np.uint64]:
-        """Return the digests of the records' names. Raises UsageError if one is too long."""
-        names = self.names(index)
-        for name, key in zip(names, index["key"].tolist(), strict=True):
-            if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
-                issue = f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
-                raise UsageError(issue, path=self.source.path, key=key.decode())
-        return digests(names)
+    def _checked(self, index: Rows, done: Callable[[int], None]) -> Iterator[str]:
+        """Yield the records' names. Raises UsageError if one is too long."""
+        for rows in in_chunks(index, done):
+            for name, key in zip(self.names(rows), rows["key"].tolist(), strict=True):
+                if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
+                    issue = (
+                        f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
+                    )
+                    raise UsageError(issue, path=self.source.path, key=key.decode())
+                yield name
 
     def names(self, rows: Rows) -> list[str]:
         columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple
@@ -25,6 +25,8 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import hash_file, publishing
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import FileEntry, Rows
+
+CHUNK_ROWS = 10_000
 
 
 class ExportRecord(NamedTuple):
@@ -88,7 +90,8 @@ class ExportFormat:
 
     The dataset is exported in units, which are built independently and in any order. Equal records give
     equal bytes. ``writer`` names everything else that determines the bytes. The constructor raises UsageError
-    for a dataset that the format cannot hold, and names the column.
+    for a dataset that the format cannot hold, and names the column; ``done`` receives the number of records
+    whose names it has compared.
     """
 
     name: ClassVar[str]
@@ -100,7 +103,7 @@ class ExportFormat:
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 
-    def __init__(self, source: Exportable, index: Rows) -> None:
+    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         self.source = source
         for field in source.schema if source.has_boxes else ():
             if field.name.lower() in self.names_of_boxes:
@@ -185,6 +188,13 @@ def without_suffix(key: str) -> str:
 def suffix_of(kind: str, components: int) -> str:
     """Return the suffix for an image of this kind and number of channels."""
     return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
+
+
+def in_chunks(index: Rows, done: Callable[[int], None]) -> Iterator[Rows]:
+    """Yield the rows in chunks, and pass to ``done`` how many of them are done."""
+    for first in range(0, len(index), CHUNK_ROWS):
+        yield (rows := index[first : first + CHUNK_ROWS])
+        done(first + len(rows))
 
 
 def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:

@@ -45,8 +45,8 @@ class MDS(ExportFormat):
     unit_names = "shard.{number:05d}.mds"
     names_of_boxes = BOXES, BOX_LABELS
 
-    def __init__(self, source: Exportable, index: Rows) -> None:
-        super().__init__(source, index)
+    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+        super().__init__(source, index, done)
         columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
         if source.has_images:
             columns.append(MdsColumn("image", "jpeg"))  # decoded by Pillow, which recognises any kind

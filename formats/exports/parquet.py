@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
@@ -40,8 +40,8 @@ class Parquet(ExportFormat):
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
     names_of_boxes: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
-    def __init__(self, source: Exportable, index: Rows) -> None:
-        super().__init__(source, index)
+    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+        super().__init__(source, index, done)
         self.writer = f"1, pyarrow {arrow().__version__}"
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:

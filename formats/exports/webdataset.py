@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,6 +17,7 @@ from shardprep.formats.exports.format import (
     ExportRecord,
     corners,
     digests,
+    in_chunks,
     repeated,
     stem_of,
     suffix_of,
@@ -65,9 +66,10 @@ class WebDatasetTars(ExportFormat):
     unit_names = "{split}-{number:06d}.tar"
     names_of_boxes = ("boxes",)
 
-    def __init__(self, source: Exportable, index: Rows) -> None:
-        super().__init__(source, index)
-        bare = digests(without_suffix(key.decode()) for key in index["key"].tolist())
+    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+        super().__init__(source, index, done)
+        chunks = (rows["key"].tolist() for rows in in_chunks(index, done))
+        bare = digests(without_suffix(key.decode()) for keys in chunks for key in keys)
         self._bare = not repeated(bare)
 
     def names(self, rows: Rows) -> list[str]:

@@ -240,6 +240,8 @@ class StorePlace:
                     path=self.remote.place.url,
                 )
         if not await created(self.remote, CLAIM_NAME, self.claim):
+            if not await self._is_claimed():  # a damaged one: its uploader was killed before it verified it
+                await created(self.remote, CLAIM_NAME, self.claim, "overwrite")
             await self._is_claimed(needed=True)
 
     async def finish(self, manifest: Manifest, proven: Mapping[str, StoredFile]) -> None:
@@ -283,15 +285,18 @@ class StorePlace:
                 )
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
-        """Whether this job claimed the place. Raises PlanMismatch if another did, or none and ``needed``."""
+        """Whether this job claimed the place. Raises PlanMismatch if another did, or none and ``needed``.
+
+        A damaged claim counts as none.
+        """
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
-        if found != self.claim and (needed or found is not None):
+        if found != self.claim and (needed or (found is not None and found.endswith(b"}\n"))):
             raise PlanMismatch(
                 f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
                 "beside it there, or choose another URL",
                 path=self.remote.place.url,
             )
-        return found is not None
+        return found == self.claim
 
     def _remove_unfinished(self) -> None:
         """Remove temporary files of killed processes from a local folder: obstore's ``NAME#1``."""

@@ -255,18 +255,20 @@ class RunLog:
         counted = [entry for entry in found if first in (None, entry.first)]
         return next(reversed(counted or found), None)
 
-    def sightings(
-        self, order: RunOrder, numbers: Iterable[int], epochs: int | None = None
-    ) -> Iterator[Sighting]:
-        """Yield the deliveries of these records to any rank, in so many epochs or in those of the entries.
-
-        ``order`` is that of ``card``. In an epoch without an entry, all its steps count. Raises DataError if
-        there are more than MOST_EPOCHS of them, and ``epochs`` is None.
-        """
-        wanted, last = set(numbers), max((entry.receipt.epoch for entry in self.entries), default=0)
-        if epochs is None and last >= MOST_EPOCHS:
+    def count_epochs(self) -> int:
+        """Return the number of epochs, to the last entry's. Raises DataError if it is above MOST_EPOCHS."""
+        last = max((entry.receipt.epoch for entry in self.entries), default=0)
+        if last >= MOST_EPOCHS:
             raise DataError(f"the log has epoch {last:,}; say by --epochs how many of them to search")
-        for epoch in range(epochs or last + 1):
+        return last + 1
+
+    def sightings(self, order: RunOrder, numbers: Iterable[int], epochs: int) -> Iterator[Sighting]:
+        """Yield the deliveries of these records to any rank in so many epochs.
+
+        ``order`` is that of ``card``. In an epoch without an entry, all its steps count.
+        """
+        wanted = set(numbers)
+        for epoch in range(epochs):
             entries = [entry for entry in self.entries if entry.receipt.epoch == epoch]
             parts = {  # those that had different steps, each to its furthest entry
                 (entry.origin, entry.first, entry.card.world_size, entry.card.batch_size): entry

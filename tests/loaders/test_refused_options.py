@@ -70,7 +70,7 @@ LOADER = [
         records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
         classes=("n01440764", 3),
     ),
-    ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True"),
+    ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True.*--keep-last"),
     ({"batch_size": 103, "rank": 0, "world_size": 2}, "204 records has no batch"),
     *(({"shuffle": wrong}, "LocalShuffle") for wrong in (True, 1000)),
     ({"labels": "wordnet"}, "unknown label space"),

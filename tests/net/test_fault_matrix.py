@@ -267,6 +267,16 @@ def test_so_it_is_at_many_points_for_every_fault(wholes: dict[str, Whole], name:
         attempt(wholes[name], point, how, codes)
 
 
+def test_a_full_disk_of_a_store_is_called_full(wholes: dict[str, Whole]) -> None:
+    place = wholes["publish"].place
+    place.begin()
+
+    full = (f"-P{place.out}/index.npy#1", "-einject=write:error=ENOSPC")  # written by the store's library
+    done = place.run(0, str(STRACE), "-f", "-qq", "-o/dev/null", *full)
+
+    assert (done.returncode, "is full; make room" in done.stderr) == (3, True), done.stderr
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_two_runs_at_once_end_with_the_output_or_a_named_error(wholes: dict[str, Whole], name: str) -> None:

@@ -342,10 +342,11 @@ def folded(name: str) -> str:
 
 @given(st.dictionaries(KEYS, st.integers(-1, len(CLASSES) - 1), min_size=1, max_size=8))
 def test_files_have_different_safe_names_on_any_file_system(records: dict[str, int]) -> None:
-    index = index_of(list(records), list(records.values()))
+    index, done = index_of(list(records), list(records.values())), list[int]()
 
-    names = Folders(source(), index).names(index)
+    names = Folders(source(), index, done.append).names(index)
 
+    assert done[-1] == len(index)
     assert len({folded(name) for name in names}) == len(names)
     folders = {folded(str(parent)) for name in names for parent in Path(name).parents}
     assert not folders & {folded(name) for name in names}
@@ -370,5 +371,5 @@ def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], 
     columns = replace(source(), schema=Schema({column: "json"}), has_boxes=True)
 
     with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
-        to(columns, index_of(["a"], [0]))
-    to(replace(columns, has_boxes=False), index_of(["a"], [0]))
+        to(columns, index_of(["a"], [0]), [].append)
+    to(replace(columns, has_boxes=False), index_of(["a"], [0]), [].append)

@@ -136,7 +136,7 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
 
 @pytest.mark.parametrize("options", [{}, {"without": [1, 5, 9]}, {"without": [1, 5], "gaps": "keep"}])
 def test_a_run_saw_a_record_when_its_ranks_got_it_and_a_huge_epoch_does_not_hang_the_search(
-    options: Any, datasets: dict[str, Path]
+    options: Any, datasets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = {"batch_size": 3, "shuffle": LocalShuffle(9), "seed": 4, "workers": 0} | options
     expected = set()
@@ -153,8 +153,10 @@ def test_a_run_saw_a_record_when_its_ranks_got_it_and_a_huge_epoch_does_not_hang
     assert {one[:4] for one in RunLog(order.card).sightings(order, range(25), 3)} == expected
     assert {one[:4] for one in order.sightings([7], 2)} == {one for one in expected if one[:2] == (7, 2)}
     huge = LogEntry(order.card, Receipt(order.card.dataset, 1 << 62), 0, 0, 0, ())
-    with pytest.raises(DataError, match="say by --epochs"):
-        list(RunLog(order.card, [huge]).sightings(order, [7]))
+    RunLog(order.card, [huge]).save(tmp_path / "huge.jsonl")
+    monkeypatch.setattr("shardprep.cli.commands.report.find_images", None)  # nothing is read before
+    done = prep_here("find", datasets["plain"], tmp_path, "--run", tmp_path / "huge.jsonl")
+    assert (done.returncode, "say by --epochs" in done.stderr) == (1, True), done.stderr
 
 
 def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batches_changed(

@@ -179,6 +179,8 @@ def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> Non
             write(source / split / name / f"{number}.png", image)
     write(source / "train/cat/notes.txt", b"BM a text that begins as a bitmap does")
     write(source / "train/README", b"hello")
+    write(source / "train/cat/@eaDir/0.png/SYNOPHOTO_THUMB_XL.jpg", image)
+    write(source / "train/lost+found/1.png", image)
     write(source / "val/dog/more/Makefile", b"")
     write(source / "val/dog/without-extension", image)
     words = ("convert", source, tmp_path / "out", "--workers", 0, "--quiet")
@@ -194,7 +196,7 @@ def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> Non
         assert "--skip-non-images" in one.stdout + one.stderr
     found = json.loads(done.stdout)["splits"]
     assert [(one["records"], one["ignored"]) for one in found] == [
-        (2, {"non-image files": 2}),
+        (2, {"non-image files": 2, "@eaDir": 1, "lost+found": 1}),
         (3, {"non-image files": 1}),
     ]
     assert damaged.returncode == 1

@@ -23,11 +23,12 @@ from shardprep.formats import (
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RemoteMissing, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
-from shardprep.formats.transfer.publish import StorePlace
+from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.datasets import StopAfter, flip, prep, prep_here, tree
 from support.faulty_proxy import Proxy
 from support.sampling import torture_except
 from support.scripts import killed
+from support.source_builders import write
 
 SHARD = "shard-00000.h5"
 
@@ -100,12 +101,10 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
     local: Path, bucket: Path, url: str, proxy: Proxy
 ) -> None:
     published(local / "train", url)
-    (bucket / "page").mkdir()
-    (bucket / "page/manifest.json").write_text("<html>")
+    write(bucket / "page/manifest.json", b"<html>")
     before = tree(bucket)
     other = bucket / "place/other"
-    other.mkdir(parents=True)
-    (other / "mine.txt").write_text("mine")
+    write(other / "mine.txt", b"mine")
 
     with pytest.raises(PlanMismatch, match="another dataset"):
         published(local / "val", url)
@@ -164,6 +163,15 @@ def test_what_another_process_changes_before_the_end_is_found(
         publish(local / "train", url, at_once=1)
 
     assert not (bucket / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"dataset":"sha'], ids=["empty", "cut off"])
+def test_a_damaged_claim_of_a_killed_uploader_is_replaced(local: Path, tmp_path: Path, left: bytes) -> None:
+    write(tmp_path / "out" / CLAIM_NAME, left)
+
+    published(local / "train", (tmp_path / "out").as_uri())
+
+    assert tree(tmp_path / "out") == tree(local / "train")
 
 
 def test_what_another_run_of_the_same_job_writes_again_before_the_end_is_accepted(
