@@ -18,7 +18,7 @@ from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
-from shardprep.formats.runtime.files import naming, save_bytes, user_path, user_paths
+from shardprep.formats.runtime.files import naming, open_regular, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.shards.dataset import Dataset
@@ -119,9 +119,9 @@ def find(
 def _picture(path: Path, near: bool) -> _Picture:
     if path.is_dir():
         raise UsageError("is a folder; give its images, such as FOLDER/*.jpg", path=path)
-    with naming(path):
-        size = path.stat().st_size
-        image = path.read_bytes() if size <= MAX_IMAGE_BYTES else b""
+    with naming(path), os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        image = file.read() if size <= MAX_IMAGE_BYTES else b""
     if not image:
         raise UsageError(f"has {size:,} bytes; an image has 1 to {MAX_IMAGE_BYTES:,}", path=path)
     try:

@@ -19,7 +19,10 @@ from shardprep.formats.images.header import begins_as_image
 from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, naming, read_at
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
-IGNORED_NAMES = ("Thumbs.db", "desktop.ini", ".DS_Store", "__MACOSX", "@eaDir", "lost+found")
+IGNORED_NAMES = (
+    *("Thumbs.db", "desktop.ini", "System Volume Information", "$RECYCLE.BIN", ".DS_Store", "__MACOSX"),
+    *("lost+found", "@eaDir", "#recycle", "@Recycle"),
+)
 OTHER_HIDDEN = "other hidden"
 NON_IMAGES = "non-image files"
 _HEAD_BYTES = 12

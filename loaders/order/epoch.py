@@ -351,8 +351,7 @@ class EpochPlan:
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             raise UsageError(
                 f"an epoch of {records:,} records has no batch with batch_size={self.batch_size}, world_size={self.world_size} "
-                f"and drop_last={self.drop_last}; use a smaller batch_size, fewer ranks, or "
-                "drop_last=False (in a command --keep-last)"
+                f"and drop_last={self.drop_last}; use a smaller batch_size, fewer ranks, or drop_last=False (in a command --keep-last)"
             )
 
     def split(self, start: int) -> EpochSplit:

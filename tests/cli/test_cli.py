@@ -36,6 +36,7 @@ def test_prep_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> No
         ["convert", ".", "out", "--shard-size", "9" * 400 + "GB"],
         ["convert", ".", "out", "--shard-size", "9" * 5000],
         ["convert", ".", "out", "--order", "other"],
+        ["convert", ".", "out", "--part", "1/2", "--cluster", "tcp://127.0.0.1:1"],
         ["convert", ".", "out", "--seed", "-1"],
         ["convert", ".", "out", "--workers", "9" * 20],
         ["verify"],

@@ -117,9 +117,3 @@ def test_what_is_no_address_of_a_cluster_is_refused_at_once(
 ) -> None:
     failed = prep(*words(archives, "--cluster", address), cwd=tmp_path)
     assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
-
-
-def test_a_part_has_no_cluster(archives: Path, tmp_path: Path) -> None:
-    done = prep_here(*words(archives, "--part", "1/2", "--cluster", "tcp://127.0.0.1:1"), cwd=tmp_path)
-
-    assert done.returncode == 2

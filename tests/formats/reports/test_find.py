@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import UsageError, find, open_dataset
-from shardprep.formats.errors import DataError
+from shardprep.formats.errors import DataError, SourceDamaged
 from shardprep.formats.reports.pixels import CODES
 from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
 from shardprep.loaders.loader.run_log import LogEntry, RunLog
@@ -123,10 +124,12 @@ def test_hashes_are_kept_and_belong_to_one_dataset(
 def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
+    os.mkfifo(tmp_path / "fifo.jpg")
 
     reasons = {"text.jpg": "not a valid", "empty.jpg": "0 bytes", "": "is a folder", "no.jpg": "No such"}
+    reasons |= {"fifo.jpg": "not a regular file"}
     for file, reason in reasons.items():
-        with pytest.raises(FileNotFoundError if file == "no.jpg" else UsageError, match=reason):
+        with pytest.raises((UsageError, SourceDamaged, FileNotFoundError), match=reason):
             find(datasets["plain"], [tmp_path / file], workers=1)
     with pytest.raises(UsageError, match="at least one picture"):
         find(datasets["plain"], [])
