@@ -242,7 +242,7 @@ def test_a_dataset_that_is_dropped_or_interrupted_while_it_closes_leaves_no_thre
         interrupt(monkeypatch, HeldFiles, "_release")
     del dropped
 
-    until(lambda: gc.collect() >= 0 and threading.active_count() == threads)
+    until(lambda: gc.collect() >= 0 and threading.active_count() <= threads)  # earlier ones may end, too
 
 
 def test_an_interrupted_verification_does_not_wait_for_its_downloads(proxy: Proxy, tmp_path: Path) -> None:
