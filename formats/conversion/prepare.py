@@ -273,7 +273,7 @@ class Conversion:
         part: tuple[int, int] | None = None,
         kept_shards: int | None = None,
     ) -> None:
-        scheme, mark, _ = (url := os.fspath(output)).partition(":/")
+        scheme, mark, _ = (url := str(output)).partition(":/")
         if mark and scheme in SCHEMES:
             raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
         self.path = path_or_place(source)

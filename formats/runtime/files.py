@@ -623,7 +623,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 def user_paths(paths: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:
     """Return the paths of the argument ``name`` as :func:`user_path` does. Raises UsageError for one path."""
-    if isinstance(paths, str | bytes | os.PathLike):  # its characters would be taken for paths
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):  # one path
         raise UsageError(f"{name} must be a list of paths, such as [{paths!r}]")
     return [user_path(path) for path in paths]
 

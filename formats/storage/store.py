@@ -84,7 +84,7 @@ class Location:
     @classmethod
     def parse(cls, url: str) -> Location:
         """Return the place of a user's URL. Raises UsageError, which shows no secret."""
-        scheme, separator, rest = url.partition("://")
+        scheme, separator, rest = (url := str(url)).partition("://")
         if not separator or scheme not in SCHEMES:
             raise UsageError(
                 f"is not a URL with one of {', '.join(SCHEMES)}; a folder on this machine is file:// and its full "

@@ -248,7 +248,6 @@ def folder(tmp_path: Path) -> Path:
         ("b", {"labels": [1, 2, 3, "4"]}, "a label must be a whole number"),
         ("b", {"labels": 5}, "labels= must have a label for each file"),
         ("", {"suffixes": [".tiff"]}, "no files that end in .tiff; without labels="),
-        ("", {"suffixes": []}, "no files"),
         ("", {"suffixes": ".jpg"}, r"give \['.jpg'\]"),
         ("", {"seed": -1}, "seed must be"),
         ("nowhere", {}, "is not a folder"),
