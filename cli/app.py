@@ -99,5 +99,5 @@ def flush(code: int) -> int:
             stream.flush()
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the exit flushes again
-            code = failed(error) if stream is sys.stdout else code
+            code = failed(error) if stream is sys.stdout and code != 3 else code  # 3: reported already
     return code
