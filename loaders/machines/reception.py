@@ -64,16 +64,17 @@ class ExclusiveUse(Owned):
     @contextmanager
     def use(self) -> Iterator[None]:
         """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
+        is_used = self._lock.locked()
         self.check_open()
-        if not self._lock.acquire(blocking=False):
-            self.check_open()
+        if is_used:
             raise UsageError(f"another thread iterates this {self._name}; use one {self._name} per thread")
         try:
-            self._user = threading.get_ident()
-            yield
+            with self._lock:  # a call of acquire() would let Ctrl-C in before the lock has an owner
+                self.check_open()
+                self._user = threading.get_ident()
+                yield
         finally:
             self._user = None
-            self._lock.release()
             if self._closed:
                 self._release()
 
@@ -95,9 +96,11 @@ class ExclusiveUse(Owned):
             self._released.wait(CLOSE_TIMEOUT_S)
 
     def _release(self) -> None:
-        if self._lock.acquire(blocking=False):  # never released again
-            self._release_resource()
-            self._released.set()
+        if not self._lock.locked():
+            with self._lock:
+                if not self._released.is_set():
+                    self._release_resource()
+                    self._released.set()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ from support.remote_ends import (
     programs,
     same,
     serving,
-    slow_numbers,
     wired,
 )
 from support.sampling import torture_except
@@ -267,13 +266,6 @@ def test_a_sender_goes_on_after_damage_on_the_way(back: bool, keys: KeyFolder) -
         assert sent.result(TIMEOUT_S).connections > 1
 
 
-@pytest.mark.slow
-def test_a_slow_sender_alone_makes_nothing_twice(lmdb_shards: Path) -> None:
-    with wired(lambda: slow_numbers(lmdb_shards), lease_seconds=0.001) as source:
-        assert len(list(source)) == 30
-        assert source.stats().repeated == 0
-
-
 @pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones", "loader"], "slow_numbers"))
 def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
@@ -453,6 +445,21 @@ def test_a_receiver_goes_on_where_it_was_after_ctrl_c_while_it_admits_a_sender_o
             next(iter(source))
         source.load_state_dict(source.state_dict())
         assert same(list(source), *locally("numbers", lmdb_shards))
+
+
+def test_ctrl_c_at_any_moment_leaves_a_receiver_usable() -> None:
+    receiver = reception.ExclusiveUse("receiver", lambda: None)
+    before = signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+    try:
+        for _ in range(40):
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.001)
+                while True:
+                    with receiver.use():
+                        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_closing_ends_senders_with_an_unread_hello() -> None:
