@@ -383,8 +383,8 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
             "as in this run, and hashing, by a sample; writing is not measured"
         )
     found = sum(1 for _ in planned.problems)
-    state = f"no problems{' in the sample' * bool(sampled)}"
-    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else state
+    none = "no problems in the sample" if sampled else "no problems"
+    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else none
     yield f"dry run: {state}; nothing was written"
 
 

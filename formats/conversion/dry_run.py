@@ -167,9 +167,8 @@ def plan_conversion(
             conversion.check_outputs(recognised)
         prepared = conversion.prepared(recognised, problems, progress)
     splits, total = [], _Findings()
+    least, runner = None if images == "all" else count, JobRunner(workers, progress=progress)
     for one in prepared:
-        least = None if images == "all" else count
-        runner = JobRunner(workers, progress=progress)
         found = _Findings() if one.is_finished else _checked(one, least, runner)
         is_skipping = one.planned.options.on_bad_image == "skip"
         problems.merge(found.problems)

@@ -396,7 +396,9 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
             ) from error
         if not folder.is_dir():
             raise DatasetNotFound.at(folder) from error
-        message = "no manifest.json: not a dataset, or its conversion has not finished; run prep convert"
+        message = (
+            "no manifest.json: not a dataset, or an unfinished one; finish it with prep convert or prep fetch"
+        )
         raise ManifestDamaged(message, path=folder) from error
     return Manifest.parse(data, path)
 

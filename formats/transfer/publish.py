@@ -285,7 +285,7 @@ class StorePlace:
                 )
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
-        """Whether this job's claim is there, undamaged. Raises PlanMismatch for another, or if ``needed``."""
+        """Whether this job's claim is there. Raises PlanMismatch for another, or for none if ``needed``."""
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
         if found != self.claim and (needed or (found is not None and found.endswith(b"}\n"))):
             raise PlanMismatch(

@@ -42,7 +42,7 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before ver
 MECHANISM = slice(12, 32)
 HANDSHAKE_TIMEOUT_S = 2.0
 MAX_FAILED_HANDSHAKES = 3  # in a row, with a peer that answers; a restart or a bad network causes fewer
-LOOK_PAUSE_S = 0.1  # in which failures of the time before are read
+LOOK_PAUSE_S = 0.1  # after a look: the events read then are of handshakes before it
 FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,

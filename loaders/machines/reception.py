@@ -71,10 +71,12 @@ class ExclusiveUse(Owned):
         try:
             with self._lock:  # a call of acquire() would let Ctrl-C in before the lock has an owner
                 self.check_open()
-                self._user = threading.get_ident()
-                yield
+                try:
+                    self._user = threading.get_ident()
+                    yield
+                finally:
+                    self._user = None
         finally:
-            self._user = None
             if self._closed:
                 self._release()
 

@@ -39,6 +39,14 @@ def test_a_conversion_says_how_many_shards_are_kept_and_the_next_run_what_it_fou
     assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", finished.stderr, re.M)
 
 
+@pytest.mark.torture
+def test_the_shards_of_the_split_in_work_are_counted(archives: Path, tmp_path: Path) -> None:
+    words, val = conversion(archives, tmp_path / "out"), tmp_path / "out" / "val"
+    _, _, complained = interrupted(*words, when=lambda: len(finished_shards(val)) > 2)
+    kept = len(finished_shards(val))
+    assert re.search(rf"; {kept} of \d+ shards are done; ", complained), complained
+
+
 def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train", "--json")
 

@@ -33,6 +33,12 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.torture
+def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
+    words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K"]
+    assert last(prep_here(*words, cwd=made).stdout) == "next: prep bench-loader 'my shards'"
+
+
 def test_each_damaged_split_has_its_command_and_a_file_that_does_not_belong_is_no_case_for_repair(
     folder: Path,
 ) -> None:

@@ -80,8 +80,8 @@ LOADER = [
         ({"transform": wrong}, "callable")
         for wrong in (TrainTransform, 5, "train", lambda record: record.image)
     ),
-    ({"records": [3, 5, 3]}, "has 3 more than once"),
-    ({"records": [0, 204]}, "has 204; record numbers of this dataset are 0 to 203"),
+    *(({name: [3, 5, 3]}, f"{name}= has 3 more than once") for name in ("records", "without")),
+    *(({"records": [0, wrong]}, f"has {wrong}; record numbers .* are 0 to 203") for wrong in (-1, 204)),
     ({"records": np.ma.array([True] * 204, mask=True)}, "a masked array; fill it"),
     *(({"records": none, "without": []}, "select no record") for none in ([], [False] * 204)),
     ({"records": [0], "classes": []}, "select no record"),

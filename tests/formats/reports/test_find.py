@@ -127,9 +127,9 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
     os.mkfifo(tmp_path / "fifo.jpg")
 
     reasons = {"text.jpg": "not a valid", "empty.jpg": "0 bytes", "": "is a folder", "no.jpg": "No such"}
-    reasons |= {"fifo.jpg": "not a regular file"}
-    for file, reason in reasons.items():
-        with pytest.raises((UsageError, SourceDamaged, FileNotFoundError), match=reason):
+    kinds = {"no.jpg": FileNotFoundError, "fifo.jpg": SourceDamaged}
+    for file, reason in (reasons | {"fifo.jpg": "not a regular file"}).items():
+        with pytest.raises(kinds.get(file, UsageError), match=reason):
             find(datasets["plain"], [tmp_path / file], workers=1)
     with pytest.raises(UsageError, match="at least one picture"):
         find(datasets["plain"], [])

@@ -130,20 +130,8 @@ def gnu_sparse() -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-NAMES = [
-    "/etc/passwd",
-    "../a",
-    "a/../b",
-    "a//b",
-    "a/.",
-    "..",
-    "a\\b",
-    "./",
-    "C:\\a",
-    b"a\0b",
-    b"\xff\xfe",
-    "",
-]
+PATHS = ["/etc/passwd", "../a", "a/../b", "a//b", "a/.", "..", "a\\b", "./", "C:\\a", ""]
+NAMES = [*PATHS, b"a\0b", b"\xff\xfe"]
 SIZES = [
     b"\x80" + (1 << 60).to_bytes(11, "big"),
     b"\x80" + bytes([255]) * 11,

@@ -86,3 +86,8 @@ def test_an_integer_that_jax_would_cut_is_an_error(number: np.ndarray[Any, Any])
         list(to_jax([number]))
     with jax.enable_x64(True):
         assert [made.tolist() for made in to_jax([number])] == [number.tolist()]
+
+
+def test_the_device_is_the_one_asked_for() -> None:
+    (made,) = to_jax([np.zeros(3, np.float32)], device=jax.devices()[-1])
+    assert (made.devices(), made.committed) == ({jax.devices()[-1]}, True)

@@ -95,6 +95,8 @@ def test_what_is_no_file_or_another_user_s_is_refused_at_once_and_named(
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[: len(text) // 2],
     "no secret": lambda text: text.replace("secret-key", "other-key"),
     "no public": lambda text: text.replace("public-key", "other-key"),
     "too long a key": lambda text: text.replace('secret-key = "', 'secret-key = "x'),
@@ -147,14 +149,9 @@ def test_a_damaged_secret_is_named_and_no_key_is_in_a_repr_nor_in_an_error(keys:
 
 
 EXPOSED = [
-    "tcp://*:5555",
-    "tcp://10.0.0.1:5555",
-    "tcp://training:5555",
-    "tcp://localhost.example.org:5555",
-    "tcp://127.0.0.1.example.org:5555",
-    "tcp://127.0.0.1:0;10.0.0.1:5555",
-    "tcp://[::]:5555",
-    "tcp://[::ffff:10.0.0.1]:5555",
+    *(f"tcp://{host}:5555" for host in ("*", "0.0.0.0", "10.0.0.1", "eth0", "lo", "training", "[::]")),  # noqa: S104
+    *(f"tcp://{host}:5555" for host in ("localhost.example.org", "127.0.0.1.example.org")),
+    *(f"tcp://{host}:5555" for host in ("127.0.0.1:0;10.0.0.1", "localhost:0;10.0.0.1", "[::ffff:10.0.0.1]")),
 ]
 
 
