@@ -24,9 +24,9 @@ COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click ge
 
 GROUPS = {
     "Prepare": (demo, sample, convert, index, join, collect),
-    "Check and mend": (verify, repair, gate),
-    "Look": (inspect, report, find),
-    "Move": (publish, fetch, export),
+    "Check and repair": (verify, repair, gate),
+    "Explore": (inspect, report, find),
+    "Transfer": (publish, fetch, export),
     "Train": (bench_disk, bench_loader, replay, prove, serve, keygen),
 }
 

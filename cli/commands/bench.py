@@ -58,10 +58,10 @@ BAR = 40  # characters
 @output_options
 @file_option("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
 def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chosen: Any) -> Output:
-    """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
+    """Measure how fast the disk of PATH reads and writes; PATH is a dataset, a file or any folder.
 
-    It reads cold (with these files removed from the page cache) and warm, forward, at random places and many
-    small files, and it writes. Needs no special rights and leaves nothing behind.
+    It reads cold (with these files removed from the page cache) and warm: sequentially, at random places, and
+    many small files. It needs no special permissions and leaves nothing behind.
     """
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
 
@@ -118,13 +118,13 @@ def _cell(found: Measurement | None) -> str:
 
 def sentence(profile: DiskProfile) -> str:
     which = "this dataset's" if profile.kind == "dataset" else "a"
-    feeds = [f"{rate:,.0f} images/s {word}" for word, rate in profile.images_per_second.items() if rate]
+    rates = [f"{rate:,.0f} images/s {word}" for word, rate in profile.images_per_second.items() if rate]
     compared, faster = "", profile.sequential_over_random
     if ratio := faster["cold"] or faster["warm"]:
         beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
         compared = f"; sequential reading {beats if ratio >= 1.05 else 'is no faster than random'}"
     mean = size(profile.record_bytes).replace(".0 ", " ")
-    return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds) or 'an unknown rate'}{compared}."
+    return f"At {which} mean record size ({mean}) this disk delivers {' and '.join(rates) or 'an unknown rate'}{compared}."
 
 
 def _swept(text: str) -> tuple[str, tuple[int, ...]]:

@@ -61,9 +61,9 @@ from shardprep.formats.verification.verify import LEVELS, verify as verify_datas
 @cache_options
 @json_option
 def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any) -> Output:
-    """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
+    """Summarise DATASET, each split in that folder, or each part of a collection.
 
-    Given a folder of splits or a collection, it summarises each part.
+    The summary has counts, bytes, classes, sizes, oddities, order and roots.
     """
     check_replaced(html)
     if html and isinstance(dataset, str):
@@ -192,7 +192,7 @@ def _order_text(summary: Summary) -> str:
         GIVEN: "in the order the items were given",
         "archive": "in the order of the archive",
     }
-    sorted_ = " (sorted by class: it trains badly when read in this order)" if summary.class_sorted else ""
+    sorted_ = " (sorted by class; shuffle it for training)" if summary.class_sorted else ""
     return orders.get(summary.order, "by key") + sorted_
 
 
@@ -217,14 +217,14 @@ def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
     """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
-    quick    the manifest is what was published; all files are there with their sizes, and no others
+    quick    the manifest matches its root; all files are there with their sizes, and no others
     full     every SHA-256; the rows, labels, lengths and boxes in the index fit the manifest
     records  every record's checksum and its row in the index, content_root, keys, order, skipped,
-             class_sorted; partial for the official classes (for others only the source shows it)
+             class_sorted; partial for the official classes (for others, only the source can tell)
     decode   every image decodes
 
-    Where images were skipped, the order and class_sorted cannot be checked. No level compares with
-    the source, and none changes anything. The files at a URL are read through the cache, which can be
+    If images were skipped, the order and class_sorted cannot be checked. No level compares with
+    the source or changes anything. The files at a URL are read through the cache, which can be
     smaller than the dataset; extra files there are not reported.
     """
     with cluster_executor(cluster) as executor:
@@ -270,8 +270,8 @@ def _next_step_for(report: Report) -> str:
     manifest, damaged = report.manifest, {finding.file for finding in report.findings}
     if manifest is None or MANIFEST_NAME in damaged:
         return (
-            "next: if its prep convert was interrupted, run that again, which finishes it; else restore "
-            "manifest.json from a copy, or convert into another folder (see provenance.json)"
+            "next: if prep convert was interrupted, run it again to finish; otherwise, restore manifest.json "
+            "from a copy, or convert into another folder (see provenance.json)"
         )
     if manifest.archive and any(one.file == ARCHIVE_NAME or one.key for one in report.findings):
         return "next: restore the indexed archive, or run prep index again with its present location"
@@ -330,7 +330,7 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
 
 
 @command(
-    "List finished datasets as one, to train on all of them.",
+    "Combine finished datasets into one, without copying.",
     "collect all shards/train shards/val",
     "collect all shards/train shards/val --json",
 )
@@ -338,10 +338,10 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
 @click.argument("parts", type=FOLDER, nargs=-1, required=True)
 @json_option
 def collect(out: Path, parts: tuple[Path, ...]) -> Output:
-    """Make the folder OUT with a collection of the datasets PARTS, in this order.
+    """Make a collection of the datasets PARTS, in this order, in the folder OUT.
 
     Nothing is copied: OUT gets a file of names and roots. The parts must have the same classes and columns. A
-    Loader reads OUT as one dataset, with its records numbered over all parts.
+    Loader reads OUT as one dataset, whose records are numbered across all parts.
     """
     with collect_parts(out, parts) as made:
         summary = f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}"

@@ -100,10 +100,10 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
 @click.option("--seed", default=0, help="Another seed gives other classes and crops.")
 @output_options
 def sample(output: Path, **chosen: Any) -> Output:
-    """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
+    """Make a miniature ILSVRC12 in the folder OUTPUT, packed like the real one.
 
     Its images are crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK,
-    grayscale, progressive and tiny images, EXIF orientation. Try everything on it before the 148 GB.
+    grayscale, progressive and tiny images, EXIF orientation. Try commands on it before the real 148 GB.
     """
     made = make_sample(output, **chosen)
     images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())

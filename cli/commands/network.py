@@ -70,8 +70,8 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
     URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
-    After any interruption, the same command continues. Intact files are kept, what is damaged
-    is fetched anew.
+    After any interruption, the same command continues. Intact files are kept, damaged ones are
+    fetched again.
     """
     done = fetch_dataset(url, folder, **chosen)
     lines, splits = [], []
@@ -191,7 +191,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
 @together(*LOADER_OPTIONS)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order and crops.")
-@click.option("--drop-last/--keep-last", default=True, help="What to do with a last batch that is not full.")
+@click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @file_option("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
 @file_option("--receiver", "NAME.key", "The training machine's public key.")
 @click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
@@ -214,8 +214,8 @@ def serve(
 ) -> Output:
     """Make batches of DATASET for the RemoteSource of a training machine, until the receiver closes.
 
-    All machines that serve one receiver need the same dataset and options; workers may differ. Stop it with
-    Ctrl-C at any time: the receiver asks the others for what it had not finished.
+    All machines that serve one receiver need the same dataset and options; workers may differ. You can stop
+    it with Ctrl-C at any time: the receiver gives its unfinished batches to the others.
     """
     from shardprep.loaders import remote  # start-up time: ZeroMQ and OpenCV
     from shardprep.loaders.loader.loader import Loader

@@ -90,7 +90,7 @@ COUNT = click.IntRange(min=0)
 )
 @together(*LOADER_OPTIONS[1:])
 @click.option("--seed", type=COUNT, default=0, help="Seed of the order and crops.")
-@click.option("--drop-last/--keep-last", default=True, help="Leave out or keep a last short batch.")
+@click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
 @click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
 @chosen_options

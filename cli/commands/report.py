@@ -54,7 +54,7 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
-@click.option("--record", metavar="KEY", help="Show how this record is proved, from its bytes to the root.")
+@click.option("--record", metavar="KEY", help="Show the hashes that link this record to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
 @file_option(
     "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
@@ -79,8 +79,8 @@ def report(
 ) -> Output:
     """Write a page of HTML that shows what is in DATASET, or in each split in that folder.
 
-    It has counts, sizes, pictures, duplicates, suspects of a wrong label, and oddities. The page is one file,
-    which loads nothing and runs no program. In a folder of splits, each split gets a page, such as
+    It has counts, sizes, pictures, duplicates, images that may be mislabelled, and oddities. The page is one
+    file, which loads nothing and runs no scripts. In a folder of splits, each split gets a page, such as
     report-train.html.
     """
     check_replaced(output)
@@ -103,7 +103,7 @@ def report(
         elif not looked["images"]:
             seen = "records without images"
         else:
-            seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} looked at"
+            seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} examined"
         lines = [f"{page}: {found['dataset']['path']}, {seen}"]
         for one in found["observations"]:
             least = "at least " if one["is_partial"] else ""
@@ -146,8 +146,8 @@ def _limit(text: str) -> Limit:
 
 LIMIT = Parsed("number", _limit)
 NAMED_LIMITS = {
-    "leaks": "Images equal or similar to one of the --against dataset.  [default: 0 with it]",
-    "duplicates": "Images with the bytes of an earlier one.",
+    "leaks": "Images equal or similar to one in the --against dataset.  [default: 0 with --against]",
+    "duplicates": "Images with the same bytes as an earlier one.",
     "mislabelled": "Equal or similar images with different labels.",
     "similar": "Images that look like an earlier one.",
     "damaged": "Images that cannot be read or decoded.  [default: 0]",
@@ -234,7 +234,7 @@ def gate(
 
 
 def _gate_lines(found: GateResult) -> Iterator[str]:
-    seen = f", {count_of(found.looked_at, 'image')} looked at" if found.looked_at else ""
+    seen = f", {count_of(found.looked_at, 'image')} examined" if found.looked_at else ""
     yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:
         yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}"
@@ -251,7 +251,7 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
 @click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
 @flag("--near", "Also find images that were scaled or compressed again; reads all images.")
 @file_option("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
-@file_option("--run", "FILE", "The log, card or state of a run: also say when it saw the pictures.")
+@file_option("--run", "FILE", "The log, card or state of a run: also list when it saw the pictures.")
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
@@ -272,8 +272,8 @@ def find(
 ) -> Output:
     """Find the records of DATASET, or of each split in that folder, that show the pictures IMAGE.
 
-    A record is found if it has the picture's bytes, or if a conversion made one from the other; with
-    --near also if it looks alike.
+    A record matches if it has the picture's bytes, or if a conversion made one from the other; with --near,
+    also if it looks alike.
     """
     if run is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")

@@ -278,9 +278,8 @@ class ShardJob(Job[Any]):
             library = container(self.container).library()
             versions = ", ".join(f"{name} {version}" for name, version in library.items())
             raise OperationError(
-                "was rebuilt with different bytes than were published: the source has changed, or it was "
-                f"written with other versions of the libraries than these ({versions}; prep inspect names "
-                "the others)",
+                "was rebuilt, but its bytes differ from the published ones: the source has changed, or other "
+                f"versions of the libraries than these wrote it ({versions}; prep inspect prints its own)",
                 path=final,
             )
         publish(built, final)

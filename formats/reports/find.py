@@ -80,8 +80,8 @@ def find(
 ) -> list[ImageMatch]:
     """Find the records that show these pictures.
 
-    By default these have the same bytes, are a crop-ready or shrunk version of the picture, or its original.
-    Only records of matching sizes are read. The result is the same for any number of workers.
+    By default, a record matches if it has the same bytes, is a crop-ready or shrunk version of the picture,
+    or is its original. Only records of matching sizes are read. The result does not depend on ``workers``.
 
     Args:
         dataset: The dataset's folder.
@@ -98,7 +98,7 @@ def find(
 
     Raises:
         UsageError: A picture does not decode, no picture is given, or ``hashes`` are given without ``near``.
-        DataError: ``hashes`` has no hashes of this dataset.
+        DataError: ``hashes`` is a file for another dataset.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     if hashes is not None and not near:
@@ -163,7 +163,7 @@ def _codes(
             codes = np.frombuffer(rows, CODES)
             if codes["record"].astype(np.uint64).max(initial=0) < len(dataset):
                 return codes
-        raise DataError("has no hashes of this dataset; remove it to write it anew", path=file)
+        raise DataError("has no hashes of this dataset; remove it to make a new one", path=file)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
     codes = reading.statistics(dataset, numbers, numbers[:0]).codes
     if file is not None:

@@ -156,7 +156,7 @@ _SAME = (
 
 
 def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
-    """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
+    """Return the summary of ``dataset``, a folder or an opened :class:`Dataset`.
 
     Reads the column tables, and no shards except for a sample of crop-ready images. Raises the errors of
     :func:`open_dataset`.

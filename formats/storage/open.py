@@ -428,7 +428,7 @@ class _IndexFile:
 
 
 class Collection(RecordSet):
-    """An opened collection, whose records are numbered over all ``parts``, in order.
+    """An opened collection, whose records are numbered across all ``parts``, in order.
 
     Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
     first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
@@ -506,7 +506,7 @@ def open_records(
 
 
 def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]) -> Collection:
-    """List finished datasets as one collection, and open it.
+    """Combine finished datasets into one collection, and open it.
 
     The folder gets one file, ``collection.json``; nothing is copied. A part is named by the shortest unique
     end of its path. Parts below or beside ``out`` are found by a relative path, and may be moved with it;

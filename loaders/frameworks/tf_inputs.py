@@ -406,8 +406,8 @@ class BatchQueueInput(QueueInput):
         batch_size: Records per batch.
         remainder: "keep" delivers a last batch that is not full, "drop" omits it, and "pad" fills it with
             zeros and adds a mask to every batch, as :meth:`.Flow.batch` does.
-        signature: Of the batches, as for :class:`QueueInput`.
-        capacity: Of the queue, as for :class:`QueueInput`.
+        signature: Signature of the batches, as for :class:`QueueInput`.
+        capacity: Capacity of the queue, as for :class:`QueueInput`.
 
     Raises:
         UsageError: An argument is not valid. While iterating: records of one batch differ in form.

@@ -136,8 +136,8 @@ class Loader(Owned, Closable):
             parts: a part may repeat records, with new random values, or continue in the next epoch where it
             stopped. Receipts and states count places; nothing is read ahead.
         columns: Names of columns, and "image", in the order of a batch; others are not read, even for a
-            transform. None reads all, including "boxes" and "box_labels", which a transform gets, but a batch
-            has only if named.
+            transform. None reads all; a transform then gets "boxes" and "box_labels", too, but a batch has
+            them only if they are named.
         on_bad_record: "raise", or "skip" to leave out records that are damaged, do not decode, or crash three
             workers (with SIGSEGV, for example; with ``workers=0`` that ends this process).
         with_numbers: Whether to append the record numbers to each batch.
@@ -620,7 +620,7 @@ class Loader(Owned, Closable):
         return [*results.parts(batch, bad), *own], delivered, places[bad]
 
     def card(self) -> RunCard:
-        """Return all that determines the batches of this rank's run; ``card().save(path)`` writes a file."""
+        """Return everything that determines this rank's batches; ``card().save(path)`` writes a file."""
         return self._card(None if self.transform is None else transform_digest(self.transform))
 
     def parting(self, other: Loader, epochs: Iterable[int] = (0,)) -> Parting | None:

@@ -332,10 +332,10 @@ class AgainstDisk:
     def sentence(self) -> str:
         delivered = f"{self.delivered / 1e6:,.0f} MB/s"
         if self.cold is None:
-            return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
+            return f"The loader delivers {delivered}; the rate of cold reads from this disk is unknown."
         reads = f"this disk reads {self.cold / 1e6:,.0f} MB/s cold"
         if not self.limit:
-            return f"The loader delivers {delivered}; what limits it is not known; {reads}."
+            return f"The loader delivers {delivered}; its bottleneck is unknown; {reads}."
         if self.limit != "read":
             enough = "which is enough" if self.cold > self.delivered else "which would limit a cold epoch"
             return f"Not disk-bound: the loader delivers {delivered}; {reads}, {enough}."
@@ -423,8 +423,8 @@ def hand_over(make: MakeLoader, speed: LoaderSpeed, *, seconds: float) -> Probe:
             arrivals.draw_for(seconds)
     rate = arrivals.amount / arrivals.seconds
     faster = rate > FASTER * speed.images_per_second  # expected, unless the transport limits
-    costs = "so that does not take the time" if faster else "so that takes the time"
-    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
+    limits = "is not" if faster else "is"
+    sentence = f"passing on empty batches reaches {rate:,.0f} images/s, so hand-over {limits} the bottleneck"
     return Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))
 
 
@@ -434,11 +434,11 @@ def encoded(speed: LoaderSpeed, rate: float) -> Probe:
     rest = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
     expected = sum(loads.values()) / max(rest, 1e-12)
     times = rate / speed.images_per_second
-    costs = f"decoding and augmenting {'take' if times > FASTER else 'do not take'} the time"
+    limits = "is" if times > FASTER else "is not"
     confirms = None
     if speed.limit != "hand-over" and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
         confirms = (times > FASTER) == (expected > FASTER)
-    sentence = f"without decoding {rate:,.0f} images/s, {times:.1f} times as many, so {costs}"
+    sentence = f"encoded bytes: {rate:,.0f} images/s, {times:.1f}x as many: decoding {limits} the bottleneck"
     return Probe("encoded", rate, sentence, confirms)
 
 
@@ -450,10 +450,10 @@ def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
     elif was is not None and was > IN_MEMORY:
         why = "from memory as before: the storage was not read"
     elif rate > FASTER * first.images_per_second:
-        why = "from memory, so the storage takes the time"
+        why = "from memory, so the storage is slower"
     else:
         why = "from memory, so the storage is fast"
-    return Probe("again", rate, f"encoded bytes once more {rate:,.0f} images/s, {why}", None)
+    return Probe("again", rate, f"encoded bytes again: {rate:,.0f} images/s, {why}", None)
 
 
 def one_core(speed: LoaderSpeed, rate: float) -> Probe:

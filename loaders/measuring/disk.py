@@ -158,7 +158,7 @@ class DiskProfile(JsonRecord):
 
     @property
     def images_per_second(self) -> dict[str, float | None]:
-        """The most images/s that the disk feeds in the loader's pattern, "cold" and "warm"."""
+        """The most images/s that the disk delivers in the loader's pattern, "cold" and "warm"."""
         return {name: _over(self.stream.rate(name), self.record_bytes) for name in ("cold", "warm")}
 
     @property

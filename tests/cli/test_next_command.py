@@ -59,7 +59,7 @@ def test_without_a_manifest_the_conversion_is_next(folder: Path) -> None:
     (dataset / "manifest.json").unlink()
 
     assert last(prep_here("verify", dataset).stdout).startswith(
-        "next: if its prep convert was interrupted, run"
+        "next: if prep convert was interrupted, run it"
     )
 
 

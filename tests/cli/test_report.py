@@ -27,7 +27,7 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(fol
     done = prep_here(*words, cwd=folder)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("a.html: shards/train, 34 of 34 images looked at\n")
+    assert done.stdout.startswith("a.html: shards/train, 34 of 34 images examined\n")
     made = (folder / "a.html").read_text()
     assert made == report(
         folder / "shards/train", folder / "b.html", against=folder / "shards/val"

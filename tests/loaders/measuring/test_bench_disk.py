@@ -310,5 +310,5 @@ def test_a_foreign_file_and_a_later_version_are_refused(text: str, tmp_path: Pat
 def test_without_cold_rates_the_sentence_has_the_warm_one_only() -> None:
     said = sentence(nothing_cold(full_profile()))
 
-    assert "feeds 40,000 images/s warm" in said
+    assert "delivers 40,000 images/s warm" in said
     assert "cold" not in said

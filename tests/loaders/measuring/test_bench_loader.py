@@ -114,7 +114,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     assert told.startswith("The run is too short to tell what limits it: ")
     assert told.endswith("fewer than 5 batches of 22; measure longer, or make batches smaller.")
     assert found.disk is not None
-    assert "what limits it is not known" in found.disk.sentence
+    assert "its bottleneck is unknown" in found.disk.sentence
     assert "too short" in lines[1]
     assert "too short to tell which is fastest" in lines[2]
 
@@ -219,7 +219,7 @@ def test_a_core_that_decodes_tells_whether_the_workers_do(
 @pytest.mark.parametrize(
     ("before", "then", "says"),
     [
-        (0.0, 1.0, "so the storage takes the time"),
+        (0.0, 1.0, "so the storage is slower"),
         (1.0, 1.0, "the storage was not read"),
         (0.0, 0.2, "not all shards are in memory"),
         (None, None, "not all shards are in memory"),
@@ -241,7 +241,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
         ("read", 2600e6, "but this disk reads 2,600 MB/s cold"),
         ("decode", 2600e6, "Not disk-bound: the loader delivers 245 MB/s; this disk reads 2,600 MB/s cold"),
         ("decode", 100e6, "which would limit a cold epoch"),
-        ("read", None, "from this disk is not known"),
+        ("read", None, "from this disk is unknown"),
     ],
 )
 def test_a_disk_is_what_limits_only_where_reading_does(limit: str, cold: float | None, says: str) -> None:
