@@ -95,7 +95,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
 @allow_partial_option
 @flag("--allow-network-fs", "Build LMDB even on a network file system.")
 @flag("--restart", "Discard the work of an interrupted conversion.")
-@flag("--follow-symlinks", "Follow symbolic links in SOURCE, also out of it.")
+@flag("--follow-symlinks", "Follow symbolic links in SOURCE, even out of it.")
 @flag(
     "--skip-non-images",
     "Leave out files in folders and lists that are not images; damaged images are still errors.",
@@ -125,7 +125,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     metavar="NAME:KIND[=HEADER]",
     help=(
         "Convert this column of a list or metadata.csv; repeatable.  [default: all of metadata.csv, kinds "
-        "guessed]"
+        "inferred]"
     ),
 )
 @click.option(
@@ -148,7 +148,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     "DIR",
     "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
-@flag("--dry-run", "Write nothing to OUTPUT; report problems, and what the conversion would take.")
+@flag("--dry-run", "Write nothing to OUTPUT; report problems, and estimate time and disk space.")
 @click.option(
     "--check-images",
     type=click.Choice(("sample", "all")),
@@ -225,11 +225,11 @@ def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
 @flag("--restart", "Discard the work of an interrupted run.")
 @json_option
 def index(archives: Path, output: Path, **chosen: Any) -> Output:
-    """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
+    """Make a dataset per split in OUTPUT whose images stay in ARCHIVES.
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
     gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train
-    like any dataset. After an interruption, the same command continues; after the archives were moved,
+    like any dataset. After an interruption, the same command continues; if the archives have moved,
     it links and checks them.
     """
     arguments = _arguments({"container": IN_PLACE, "order": ARCHIVE_ORDER, **chosen})
@@ -404,11 +404,11 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
 )
 @work_options
 def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
-    """Add columns to DATASET; none of its files is written again.
+    """Add columns to DATASET without rewriting its files.
 
-    Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
-    order. After any interruption, the same command finishes the job. Run again later, it rebuilds damaged
-    files of these columns.
+    A dataset or table must have one partner for each record, matched by key; the rows of an array are in the
+    order of the records. After any interruption, the same command finishes the job. Run again later, it
+    rebuilds damaged files of these columns.
     """
     origins: dict[str, str] = {}
     for text in columns:

@@ -171,7 +171,7 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
     """
     entries = listing.entries
     if not len(entries):
-        advice = "; its share of so few images is none" if "val_fraction" in listing.options else ""
+        advice = "; the val fraction selects none of so few" if "val_fraction" in listing.options else ""
         raise UsageError(f"the source has no images of the split {listing.split}{advice}")
     order = _order(entries, options)
     key_bytes = int(np.char.str_len(entries["key"]).max())

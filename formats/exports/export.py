@@ -111,7 +111,7 @@ def export(
     if checked_int(shard_size, "the shard size", least=1) > 4 << 30:
         raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")
     if to not in FORMATS:
-        raise UsageError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format {to!r}; choose from {', '.join(FORMATS)}")
     source, target = user_path(dataset), user_path(output)
     splits = splits_of(source) or {"": source}
     runner = JobRunner(workers, executor, told := shown(progress))

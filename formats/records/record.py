@@ -100,7 +100,7 @@ class LabelSpace:
             if len(labels) < len(self):
                 raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
         else:
-            raise UsageError(f"unknown label space {space!r}; known are {', '.join(SPACES)}")
+            raise UsageError(f"unknown label space {space!r}; choose from {', '.join(SPACES)}")
         return np.array([*labels, UNLABELLED], dtype=np.int64)
 
     def to_json(self) -> list[dict[str, Any]]:

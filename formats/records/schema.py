@@ -402,7 +402,7 @@ class Field:
         codec = (PLAIN.get(self.kind) or ArrayCodec.of(self.kind)) if isinstance(self.kind, str) else None
         if codec is None:
             raise UsageError(
-                f"the column {self.name} has the unknown kind {self.kind!r}; known are {', '.join(KINDS)}"
+                f"the column {self.name} has the unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
             )
         return codec
 
@@ -439,7 +439,7 @@ class Schema:
             raise UsageError(f"a schema is a dict of names and kinds, or Fields, not {wrong[0]!r}")
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
         if len(names) > MAX_COLUMNS:
-            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are possible")
+            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are allowed")
         for name in names:
             if name in RESERVED or names.count(name) > 1:
                 why = "is a reserved name" if name in RESERVED else "occurs twice, ignoring case"
@@ -550,9 +550,9 @@ def _kind_of_value(value: Any) -> str:
 def _kind_of_array(value: np.ndarray[Any, Any] | np.generic) -> str:
     refuse_masked(value)
     if value.dtype.name not in DTYPES or value.dtype.newbyteorder("=") != value.dtype:
-        raise BadValue(f"has an array of dtype {value.dtype}; possible are {', '.join(DTYPES)}")
+        raise BadValue(f"has an array of dtype {value.dtype}; choose from {', '.join(DTYPES)}")
     if value.ndim > MAX_DIMENSIONS:
-        raise BadValue(f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are possible")
+        raise BadValue(f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
     return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
 
 

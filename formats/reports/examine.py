@@ -251,7 +251,7 @@ def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numb
     whose bytes may be equal. Raises UsageError for unknown ``pixels``.
     """
     if pixels not in PIXELS:
-        raise UsageError(f"unknown pixels {pixels!r}; known are {', '.join(PIXELS)}")
+        raise UsageError(f"unknown pixels {pixels!r}; choose from {', '.join(PIXELS)}")
     candidates = same_size(indexes) if pixels != "none" else np.empty(0, np.int64)
     compared = candidates if pixels == "all" else candidates[:MOST_COMPARED]
     choices, start = [], 0

@@ -174,7 +174,7 @@ def gate(
 
 def _checked_limit(name: str, limit: object) -> Limit:
     if name not in KINDS:
-        raise UsageError(f"unknown limit {name!r}; known are {', '.join(KINDS)}")
+        raise UsageError(f"unknown limit {name!r}; choose from {', '.join(KINDS)}")
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):  # type: ignore[operator]
         raise UsageError(

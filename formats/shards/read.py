@@ -280,7 +280,7 @@ CONTAINERS = tuple(name for name in SUFFIXES if name != IN_PLACE)
 def container(name: str) -> Container:
     """Return the container with that name. Raises UsageError for an unknown name."""
     if name not in SUFFIXES:
-        raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
+        raise UsageError(f"unknown shard format {name!r}; choose from {', '.join(CONTAINERS)}")
     module = "in_place" if name == IN_PLACE else name  # imported on use, for start-up time
     found: Container = import_module(f"shardprep.formats.shards.{module}").CONTAINER
     return found

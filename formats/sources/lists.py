@@ -371,7 +371,7 @@ class LabelledList(ListedSource):
             named = split_of(cell)
             if named is None:
                 raise ValueError(
-                    f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (known are "
+                    f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (splits are "
                     f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
                     f"NAME:KIND={table.splits}"
                 )

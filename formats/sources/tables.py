@@ -341,7 +341,7 @@ class TableForm:
             raise ValueError("is empty; a table begins with the names of its columns")
         if suffix not in CSV_SUFFIXES + JSON_SUFFIXES:
             known = ", ".join(CSV_SUFFIXES + JSON_SUFFIXES)
-            raise UsageError(f"is not a known kind of table; known are {known}", path=file.path)
+            raise UsageError(f"is not a known kind of table; known kinds are {known}", path=file.path)
         delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
         names = tuple(_cells(first, delimiter) if delimiter else _object_of(first))
         if unique and len(set(names)) != len(names):

@@ -135,7 +135,7 @@ def verify(
             OtherMachine, which names a machine that sees another dataset or none.
     """
     if level not in LEVELS:
-        raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
+        raise UsageError(f"unknown level {level!r}; choose from {', '.join(LEVELS)}")
     cached = cached_place(dataset, cache, cache_limit)
     if cached is None:
         return verify_folder(user_path(dataset), level, workers, executor, progress)

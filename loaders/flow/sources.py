@@ -93,7 +93,7 @@ class FromIterable(Node):
         if promised.is_exact and (found := next(counted)) != promised.items:
             raise UsageError(
                 f"the {type(self.passes.source).__name__} says that it has {promised.items} items, but pass {now.number} had "
-                f"{found}: give Flow.from_callable or the input a function that returns it, then the length is unknown"
+                f"{found}: give Flow.from_callable or the input a function that returns it, if its length varies"
             )
 
 

@@ -84,9 +84,9 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
     if found and plan.dataset not in _warned:
         _warned.add(plan.dataset)
         warnings.warn(
-            f"{subset.dataset.location} has records of a class side by side: with a window of {window:,} records a "
-            f"batch of {plan.batch_size} has about {found.found:.0f} classes, and {found.expected:.0f} with a "
-            f"GlobalShuffle(). Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
+            f"{subset.dataset.location} stores each class side by side: with a window of {window:,} records, a "
+            f"batch of {plan.batch_size} has about {found.found:.0f} classes; with a GlobalShuffle(), "
+            f"{found.expected:.0f}. Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
             "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
             SortedByClass,
             stacklevel=4,  # the line that makes the Loader
@@ -158,7 +158,7 @@ class WantedColumns(NamedTuple):
         chosen = stored if names is None else tuple(names)
         for name in chosen:
             if name not in there or chosen.count(name) > 1:
-                raise UsageError(f"unknown or repeated column {name!r}; known are {', '.join(there)}")
+                raise UsageError(f"unknown or repeated column {name!r}; choose from {', '.join(there)}")
         if not chosen:
             raise UsageError(f"columns is empty; it may have {', '.join(there)}")
         fields = {field.name: field for field in dataset.schema}

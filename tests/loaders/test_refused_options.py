@@ -230,7 +230,7 @@ def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> Non
     write_columns(tmp_path / "d")
     for columns, says in (
         *((wrong, "must be a list of names") for wrong in ("age", 5)),
-        (["depth"], "unknown or repeated column 'depth'; known are image, mask"),
+        (["depth"], "unknown or repeated column 'depth'; choose from image, mask"),
         (["age", "age"], "repeated column 'age'"),
         ([], "empty"),
     ):

@@ -261,7 +261,7 @@ def test_no_shard_is_read_without_pixels_for_another_root_or_a_limit_of_the_inde
     ("limits", "options", "message"),
     [
         ({}, {}, "needs a root, canaries or a limit"),
-        ({"ducks": 0}, {}, "unknown limit 'ducks'; known are damaged, leaks"),
+        ({"ducks": 0}, {}, "unknown limit 'ducks'; choose from damaged, leaks"),
         ({"leaks": 0}, {}, "needs another dataset"),
         ({"damaged": 0}, {"pixels": "none"}, "a limit of damaged needs images"),
         ({"damaged": -1}, {}, "a number of records, or a share below 1, not -1"),

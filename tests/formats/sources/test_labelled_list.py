@@ -202,7 +202,7 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
 @pytest.mark.parametrize(
     ("name", "text", "columns", "match"),
     [
-        ("a.csv", "path,label,split\ndog.jpg,1,dev\n", (), r"line 2: has the split 'dev', .*known are train"),
+        ("a.csv", "path,label,split\ndog.jpg,1,dev\n", (), r"line 2: has the split 'dev', .*are train"),
         ("a.csv", "path,label,split\ndog.jpg,1,\n", (), r"line 2: has the split ''"),
         ("a.jsonl", '{"path": "dog.jpg", "label": 1, "split": 3}', (), r"line 1: has the split '3'"),
         ("a.csv", "path,label\ndog.jpg,1\n", ("x:int",), r"no column 'x'; its columns are: path, label"),

@@ -308,7 +308,7 @@ def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused
     convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.2), workers=0)
     with pytest.raises(PlanMismatch, match=r"dataset: --val-fraction was 0\.2, is now 0\.4; choose"):
         convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.4), workers=0)
-    with pytest.raises(UsageError, match="no images of the split val; its share of so few"):
+    with pytest.raises(UsageError, match="no images of the split val; the val fraction selects none"):
         convert(photos, tmp_path / "none", source_options=SourceOptions(val_fraction=0.01), workers=0)
     assert val.keys() == {"cat/0.png", "cat/8.png", "dog/0.png", "dog/4.png"}  # a seed draws the same forever
 
