@@ -53,7 +53,7 @@ from shardprep.formats.storage.cache_folder import (
     identity_of,
 )
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, RetryPolicy
-from shardprep.formats.storage.transfer import HashedBytes, Transfer, remote_dataset
+from shardprep.formats.storage.transfer import HashedBytes, fill, remote_dataset
 
 AT_ONCE = 8  # downloads
 ALIVE_S = 10.0
@@ -242,7 +242,7 @@ class FileCache(Owned, Closable):
 
     def check_published(self, entry: FileEntry) -> None:
         """Hash a file at the place, whatever is cached. Raises RemoteDamaged, RemoteMissing, RemoteFailed."""
-        self._result(*self._begun(lambda remote: Transfer(remote, entry).fill(HashedBytes())))
+        self._result(*self._begun(lambda remote: fill(remote, entry, HashedBytes())))
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
         """Announce to all processes the files that this one will use, in order, instead of earlier ones.
@@ -360,7 +360,7 @@ class FileCache(Owned, Closable):
 
     async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
         async def download(file: ArrivingFile) -> None:
-            await Transfer(remote, file.entry, arrived=self._arrived).fill(file)
+            await fill(remote, file.entry, file, self._arrived)
             await in_thread(file.finish)
 
         async def show_alive() -> None:  # even if the server is silent

@@ -11,7 +11,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
+from shardprep.formats.errors import DataError, ManifestDamaged, UsageError
 from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     LockDescriptor,
@@ -134,108 +134,90 @@ class FileTransfer:
         raise NotImplementedError
 
 
-@dataclass
-class Transfer(FileTransfer):
-    """The download of one file into a part; ``arrived`` gets each chunk's size, even if it is not kept."""
+async def fill(
+    remote: RemoteFolder,
+    entry: FileEntry,
+    part: HashedBytes,
+    arrived: Callable[[int], object] = lambda size: None,
+) -> None:
+    """Download the missing bytes of a file until it is whole; at most TRIES times without progress.
 
-    arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
-
-    async def fill(self, part: HashedBytes) -> None:
-        """Download the missing bytes until the file is whole; at most TRIES times without progress.
-
-        Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, OSError.
-        """
-        most = fruitless = 0
-        while failure := await self._failure(part):
-            fruitless += part.size < most + LEAST_BYTES
-            most = max(most, part.size)
-            if fruitless == TRIES:
-                raise failure
-            await asyncio.sleep(WAIT_S * fruitless)
-
-    async def _failure(self, part: HashedBytes) -> ShardprepError | None:
-        """Download the missing bytes; return the problem, if any. Bytes that may be right are kept."""
-        if part.size > self.entry.size:
-            await self._drop(part)
-        for is_last in (False, True):
-            try:
-                await self._append_from(part)
-                break
-            except RemoteMissing as error:
-                error.message += f"; {PUBLISH_AGAIN}"
+    Bytes that may be right are kept. ``arrived`` gets each chunk's size, even if it is not kept. Raises
+    RemoteDamaged if the file is never right, RemoteMissing, RemoteFailed, OSError.
+    """
+    most = fruitless = refused = 0
+    while True:
+        try:
+            await _append_rest(remote, entry, part, arrived)
+        except RemoteMissing as error:
+            error.message += f"; {PUBLISH_AGAIN}"
+            raise
+        except RangeRefused:
+            if not part.size or refused == TRIES:
                 raise
-            except RangeRefused as error:
-                if self._is_whole(part):  # an earlier response claimed that it is longer
-                    return None
-                if not part.size:
-                    raise
-                await self._drop(part)
-                if is_last:
-                    return error
-        return None if self._is_whole(part) else await self._damage(part)
-
-    def _is_whole(self, part: HashedBytes) -> bool:
-        return part.size == self.entry.size and part.sha256 == self.entry.sha256
-
-    async def _damage(self, part: HashedBytes) -> RemoteDamaged:
-        size, wanted = part.size, self.entry.size
-        if size < wanted:
-            cause = f"ends after {size:,} of {wanted:,} bytes"
-        else:
-            cause = f"has more than {wanted:,} bytes" if size > wanted else "has another SHA-256"
-            await self._drop(part)
-        return RemoteDamaged(
-            f"is not the file in the manifest: it {cause}; {PUBLISH_AGAIN}",
-            path=self.remote.place.url,
-            shard=self.entry.name,
-        )
-
-    async def _append_from(self, part: HashedBytes) -> None:
-        """Append the bytes that the server sends, at most one beyond the size."""
-        if part.size == self.entry.size:
+            refused += 1
+            if part.size < entry.size:  # otherwise an earlier response claimed that the file is longer
+                await in_thread(part.clear)
+            continue
+        if (part.size, part.sha256) == (entry.size, entry.sha256):
             return
-        async with aclosing(self.remote.read(self.entry.name, part.size)) as chunks:
-            async for chunk in chunks:
-                self.arrived(len(chunk))
-                await in_thread(part.append, chunk[: self.entry.size + 1 - part.size])
-                self.done = min(part.size, self.entry.size)
-                if part.size > self.entry.size:
-                    return
+        if part.size < entry.size:
+            cause = f"ends after {part.size:,} of {entry.size:,} bytes"
+        else:
+            cause = f"has more than {entry.size:,} bytes" if part.size > entry.size else "has another SHA-256"
+            await in_thread(part.clear)
+        fruitless += part.size < most + LEAST_BYTES
+        most = max(most, part.size)
+        if fruitless == TRIES:
+            raise RemoteDamaged(
+                f"is not the file in the manifest: it {cause}; {PUBLISH_AGAIN}",
+                path=remote.place.url,
+                shard=entry.name,
+            )
+        await asyncio.sleep(WAIT_S * fruitless)
 
-    async def _drop(self, part: HashedBytes) -> None:
-        await in_thread(part.clear)
-        self.done = 0
+
+async def _append_rest(
+    remote: RemoteFolder, entry: FileEntry, part: HashedBytes, arrived: Callable[[int], object]
+) -> None:
+    """Append the bytes that the server sends, at most one beyond the size."""
+    if part.size >= entry.size:
+        return
+    async with aclosing(remote.read(entry.name, part.size)) as chunks:
+        async for chunk in chunks:
+            await in_thread(part.append, chunk[: entry.size + 1 - part.size])
+            arrived(len(chunk))
+            if part.size > entry.size:
+                return
 
 
 @dataclass
-class Download(Transfer):
+class Download(FileTransfer):
     """The copy of one file. The path is ``part`` until the file is whole and verified, then ``final``."""
 
     final: Path
     part: Path
 
     async def run(self) -> None:
-        """Keep an intact file, or download it. Raises the errors of :meth:`fill`."""
-        self.is_kept = await self._is_right()
+        """Keep an intact file, or download it. Raises the errors of :func:`fill`."""
+        if size_of(self.final) == self.entry.size:
+            with closing(HashedFile(self.final, OPEN_FLAGS)) as found:
+                await self._hash(found)
+                self.is_kept = found.sha256 == self.entry.sha256
         if not self.is_kept:
             with closing(HashedFile(self.part)) as part:
                 await self._hash(part)
-                await self.fill(part)
+                await fill(self.remote, self.entry, part, lambda _: self._show(part))
                 await in_thread(part.publish, self.final)
         self.is_done = True
-
-    async def _is_right(self) -> bool:
-        """Whether the file exists, with the size and digest in the manifest."""
-        if size_of(self.final) != self.entry.size:
-            return False
-        with closing(HashedFile(self.final, OPEN_FLAGS)) as found:
-            await self._hash(found)
-            return found.sha256 == self.entry.sha256
 
     async def _hash(self, file: HashedFile) -> None:
         """Hash a file; an interruption waits for one slice of it."""
         while await in_thread(file.hash_next):
-            self.done = min(file.size, self.entry.size)
+            self._show(file)
+
+    def _show(self, file: HashedFile) -> None:
+        self.done = min(file.size, self.entry.size)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ from shardprep.formats.storage.transfer import (
     FileTransfer,
     HashedBytes,
     RemoteDamaged,
-    Transfer,
     TransferRun,
     dataset_in,
+    fill,
 )
 
 
@@ -380,7 +380,7 @@ async def intact(remote: RemoteFolder, file: FileEntry, e_tags: Collection[str] 
         return None
     if found.e_tag not in e_tags:
         try:
-            await Transfer(remote, file).fill(HashedBytes())
+            await fill(remote, file, HashedBytes())
         except (AnswerBroken, RemoteDamaged, RemoteMissing):
             return None
     return found
