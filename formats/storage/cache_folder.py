@@ -216,7 +216,7 @@ class CacheFolder:
     def pinned(self, entry: FileEntry) -> LockDescriptor | None:
         """Return a lock that prevents a file's eviction, or None if the whole file is not there."""
         try:
-            lock = LockDescriptor(os.open(self.path_of(entry), OPEN_FLAGS | os.O_NOFOLLOW))
+            lock = _opened(self.path_of(entry))
         except FileNotFoundError:
             return None
         lock.lock(shared=True)
@@ -246,10 +246,10 @@ class CacheFolder:
 
     def coming_ns(self, entry: FileEntry) -> int | None:
         """Return the last sign of life of a file's download, in ns; None if no process downloads it."""
-        with _opened(self.part_of(entry)) as lock:
-            if lock is None or lock.lock(wait=False):
-                return None
-            return os.fstat(lock.fileno()).st_mtime_ns
+        with suppress(FileNotFoundError), closing(_opened(self.part_of(entry))) as lock:
+            if not lock.lock(wait=False):
+                return os.fstat(lock.fileno()).st_mtime_ns
+        return None
 
     def cached(self) -> list[CachedFile]:
         """Return the whole files. The caller holds the lock."""
@@ -257,17 +257,8 @@ class CacheFolder:
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
-        coming = 0
-        for path in self.parts.iterdir():
-            if path.suffix == ".part" and _NAME.fullmatch(path.stem):
-                with _opened(path) as lock:
-                    if lock is None:  # its process removes it without the cache's lock
-                        continue
-                    if lock.lock(wait=False):
-                        path.unlink(missing_ok=True)
-                    else:
-                        coming += os.fstat(lock.fileno()).st_size
-        return coming
+        parts = [path for path in self.parts.glob("*.part") if _NAME.fullmatch(path.stem)]
+        return sum(os.fstat(lock.fileno()).st_size for lock in _locked(parts))
 
     @property
     def room_bytes(self) -> int:
@@ -362,7 +353,7 @@ def _evict(files: Sequence[CachedFile], lacking: int) -> int:
 
 def _is_unused(file: CachedFile, *, remove: bool = False) -> bool:
     """Whether no reader has a lock on the file; with ``remove``, remove it then."""
-    with closing(LockDescriptor(os.open(file.path, OPEN_FLAGS | os.O_NOFOLLOW))) as lock:
+    with closing(_opened(file.path)) as lock:
         is_unused = lock.lock(wait=False)
         if is_unused and remove:
             remove_file(file.path, lock)
@@ -399,16 +390,18 @@ def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)
 
 
-@contextmanager
-def _opened(path: Path, unless: type[OSError] = FileNotFoundError) -> Iterator[LockDescriptor | None]:
-    """Open a file for locking during the context; None if opening it raises ``unless``."""
-    try:
-        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
-    except unless:
-        yield None
-        return
-    with closing(lock):
-        yield lock
+def _locked(paths: Iterable[Path]) -> Iterator[LockDescriptor]:
+    """Yield the files that living processes have locked, and remove those of dead ones."""
+    for path in paths:
+        with suppress(FileNotFoundError, PermissionError), closing(_opened(path)) as lock:
+            if lock.lock(wait=False):
+                path.unlink(missing_ok=True)
+            else:
+                yield lock
+
+
+def _opened(path: Path) -> LockDescriptor:
+    return LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
 
 
 MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
@@ -465,14 +458,8 @@ class ReaderFile(Owned):
 def living_readers(folder: Path) -> list[LivingReader]:
     """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
     found = []
-    for path in sorted(folder.iterdir()):
-        with _opened(path, OSError) as lock:
-            if lock is None:
-                continue
-            if lock.lock(wait=False):
-                path.unlink(missing_ok=True)
-                continue
-            data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
+    for lock in _locked(sorted(folder.iterdir())):
+        data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
         if len(numbers) >= HEADER and numbers[0] == MARK:
             found.append(LivingReader(int(numbers[1]), int(numbers[2]), numbers[HEADER:]))

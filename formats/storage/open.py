@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
@@ -21,25 +21,16 @@ from shardprep.formats.errors import (
     DatasetNotFound,
     ManifestDamaged,
     OutputBusy,
-    UnknownVersion,
     UsageError,
 )
 from shardprep.formats.runtime.files import (
-    cached_property,
     publish_bytes,
     read_at,
     read_into,
-    read_small_file,
     user_path,
     user_paths,
 )
-from shardprep.formats.runtime.json_record import (
-    SHA256,
-    canonical_json,
-    matches,
-    parse_canonical_json,
-    sha256_of,
-)
+from shardprep.formats.runtime.json_record import JsonRecord, canonical_json, sha256_of
 from shardprep.formats.runtime.progress import byte_count, checked_int
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
@@ -57,7 +48,6 @@ from shardprep.formats.shards.manifest import (
     COLLECTION_NAME,
     INDEX_NAME,
     MANIFEST_NAME,
-    ROOT,
     Manifest,
     checked_index,
     index_dtype,
@@ -198,9 +188,6 @@ def _traits(manifest: Manifest) -> Iterator[str]:
             yield f"the class {number} {name!r} of the column {field.name}"
 
 
-FORMAT_NAME = "shardprep collection"
-VERSION = 1
-MAX_COLLECTION_BYTES = 4 << 20
 MAX_PARTS = 4096
 MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
 
@@ -219,6 +206,11 @@ class PartEntry:
     content_root: str
     records: int
     bytes: int
+
+    def __post_init__(self) -> None:
+        for text in (self.name, self.path):
+            if not 0 < len(text) <= MAX_TEXT or b"\0" in os.fsencode(text):
+                raise ValueError(f"{text[:100]!r} cannot be a path")
 
     @classmethod
     def of(cls, name: str, path: str, manifest: Manifest) -> PartEntry:
@@ -247,80 +239,40 @@ class PartEntry:
 
 
 @dataclass(frozen=True)
-class CollectionFile:
-    """The contents of collection.json: the parts in order."""
+class CollectionFile(JsonRecord):
+    """The contents of collection.json: the parts in order, and their root."""
+
+    KIND = "collection"
+    ADVICE = "repeat prep collect in another folder"
+    MOST_BYTES = 4 << 20
 
     parts: tuple[PartEntry, ...]
+    root: str
 
-    @cached_property
-    def root(self) -> str:
-        """The SHA-256 over names, roots, content roots and record counts of the parts, in order.
+    def __post_init__(self) -> None:
+        names = {part.name for part in self.parts if part.records}
+        if not 0 < len(names) == len(self.parts) <= MAX_PARTS:
+            raise ValueError(f"it does not have 1 to {MAX_PARTS} named parts with records")
+        if self.root != root_of(self.parts):
+            raise ValueError("it does not match its own root: it was changed after it was made")
 
-        Paths are not included: a collection keeps its root when it is moved.
-        """
-        known = ("name", "root", "content_root", "records")
-        return sha256_of([[getattr(part, each) for each in known] for part in self.parts])
 
-    def to_bytes(self) -> bytes:
-        """Return the file's bytes; ``CollectionFile.parse(c.to_bytes()) == c``."""
-        parts = [asdict(part) for part in self.parts]
-        return canonical_json({"format": FORMAT_NAME, "version": VERSION, "parts": parts, "root": self.root})
+def root_of(parts: Iterable[PartEntry]) -> str:
+    """Return the SHA-256 over names, roots, content roots and record counts of the parts, in order.
 
-    @classmethod
-    def parse(cls, data: bytes, path: Path | None = None) -> CollectionFile:
-        """Validate ``data``, the bytes of ``path``. Raises ManifestDamaged, UnknownVersion."""
-        try:
-            value = parse_canonical_json(data)
-        except ValueError as error:
-            raise ManifestDamaged(f"{error}", path=path) from error
-        if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
-            raise ManifestDamaged("is not a collection of datasets", path=path)
-        if (version := value.get("version")) != VERSION:
-            message = f"a collection of version {version!r}; this release knows {VERSION}"
-            raise UnknownVersion(message, path=path)
-        if not _is_valid(value):
-            raise ManifestDamaged(f"has invalid entries, or not 1 to {MAX_PARTS} named parts", path=path)
-        found = cls(tuple(PartEntry(**part) for part in value["parts"]))
-        if found.root != value["root"]:
-            raise ManifestDamaged("does not match its own root: it was changed after it was made", path=path)
-        return found
+    Paths are not included: a collection keeps its root when it is moved.
+    """
+    return sha256_of([[part.name, part.root, part.content_root, part.records] for part in parts])
 
 
 def read_collection(folder: Path) -> CollectionFile:
     """Return the collection in a folder. Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError."""
     if not folder.is_dir():
         raise DatasetNotFound.at(folder)
-    path = folder / COLLECTION_NAME
-    return CollectionFile.parse(read_small_file(path, MAX_COLLECTION_BYTES, ManifestDamaged), path)
-
-
-def _is_valid(value: dict[str, Any]) -> bool:
-    if not matches(value, {"format": str, "version": int, "parts": [_PART], "root": str}):
-        return False
-    parts = value["parts"]
-    names = {part["name"] for part in parts}
-    return 0 < len(parts) <= MAX_PARTS and all(part["records"] for part in parts) and len(names) == len(parts)
-
-
-def _is_name(text: object) -> bool:
-    """Whether the value can be a path: neither empty nor too long, and encodable as a file name."""
-    if not isinstance(text, str) or not 0 < len(text) <= MAX_TEXT or "\0" in text:
-        return False
     try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_PART = {
-    "name": _is_name,
-    "path": _is_name,
-    "root": SHA256,
-    "content_root": ROOT,
-    "records": int,
-    "bytes": int,
-}
+        return CollectionFile.load(folder / COLLECTION_NAME)
+    except DataError as error:
+        raise ManifestDamaged(error.message, path=error.path) from error
 
 
 MOST_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records; larger ones stay in files
@@ -538,7 +490,8 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     if different := differences(names, manifests):
         raise UsageError(different)
     places = [_place(part, folder) for part in folders]
-    found = CollectionFile(tuple(map(PartEntry.of, names, places, manifests)))
+    entries = tuple(map(PartEntry.of, names, places, manifests))
+    found = CollectionFile(entries, root_of(entries))
     if (folder / MANIFEST_NAME).exists():
         raise UsageError("holds a dataset; make the collection in another folder", path=folder)
     refuse_in_dataset(folder)
@@ -547,7 +500,8 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     try:
         if not _holds(folder, found):
             with WorkFolder(folder, shared=True) as work_folder:
-                publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), work_folder.run)
+                data = canonical_json(found.to_json())
+                publish_bytes(folder / COLLECTION_NAME, data, work_folder.run)
     except OutputBusy:  # an equal call may just be removing the work folder
         if not _holds(folder, found):
             raise
@@ -560,7 +514,7 @@ def _holds(folder: Path, wanted: CollectionFile) -> bool:
     """Whether the folder has this collection. Raises UsageError for another one."""
     if not is_collection(folder):
         return False
-    if (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
+    if (folder / COLLECTION_NAME).read_bytes() != canonical_json(wanted.to_json()):
         raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
     return True
 
