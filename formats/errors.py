@@ -21,7 +21,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── CorruptRecord  a record's bytes do not match its checksum
     │   ├── BadValue (formats/records/schema.py)  a value its column cannot hold
     │   ├── RemoteMissing (formats/storage/store.py)  a file is not in the bucket or on the server
-    │   ├── RemoteDamaged (formats/storage/transfer.py)  a server sends a different file
+    │   ├── RemoteDamaged (formats/storage/store.py)  a server sends a different file
     │   ├── BadItem (formats/conversion/save.py)  an item to save does not match the others
     │   └── FrameDamaged (loaders/machines/codec.py)  a malformed message
     ├── OperationError  exit 3: a check or an operation could not be completed: I/O, permission, space

@@ -141,6 +141,10 @@ class RemoteMissing(DataError):
     """A file is not in the bucket or on the server where it should be."""
 
 
+class RemoteDamaged(DataError):
+    """A bucket or a server sends or keeps another file than it should."""
+
+
 class RemoteFailed(OperationError):
     """A bucket or a server does not respond, or refuses the request."""
 
@@ -531,14 +535,30 @@ class RemoteFolder(Owned):
         return bytes(data[:most])
 
     async def create(self, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create") -> bool:
-        """Write a file, but with "create" only if there is none; return whether this call wrote it."""
-        with translated(self.place, name):
-            try:
-                await self._obstore.put_async(self._store, name, data, mode=mode)
-            except self._obstore.exceptions.AlreadyExistsError:
-                return False
-        await self._flush(name)
-        return True
+        """Write a file and read it back, but with "create" only if there is none.
+
+        Return whether this call wrote it. Raises RemoteDamaged if it is wrong TRIES times.
+        """
+        for _ in range(TRIES):
+            with translated(self.place, name):
+                try:
+                    await self._obstore.put_async(self._store, name, data, mode=mode)
+                except self._obstore.exceptions.AlreadyExistsError:
+                    return False
+            await self._flush(name)
+            if await self.content(name, len(data) + 1) == data:
+                return True
+            mode = "overwrite"
+        raise self.not_kept(name)
+
+    def not_kept(self, name: str) -> RemoteDamaged:
+        """Return the error for a file that was written TRIES times and never right."""
+        return RemoteDamaged(
+            f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between here "
+            "and the store",
+            path=self.place.url,
+            shard=name,
+        )
 
     async def write(self, name: str, parts: AsyncGenerator[bytes, None], size: int) -> None:
         """Write a file of ``size`` bytes, replacing an existing one.

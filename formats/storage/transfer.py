@@ -11,7 +11,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardprep.formats.errors import DataError, ManifestDamaged, UsageError
+from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     LockDescriptor,
@@ -37,6 +37,7 @@ from shardprep.formats.storage.store import (
     Location,
     NothingThere,
     RangeRefused,
+    RemoteDamaged,
     RemoteDenied,
     RemoteFolder,
     RemoteMissing,
@@ -114,10 +115,6 @@ def size_of(path: Path) -> int:
         status = path.lstat()
         return status.st_size if stat.S_ISREG(status.st_mode) else -1
     return -1
-
-
-class RemoteDamaged(DataError):
-    """A bucket or a server sends a file that differs from the manifest."""
 
 
 @dataclass

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, gather, outcome
 from shardprep.formats.conversion.plan import PlanOptions
@@ -37,6 +36,7 @@ from shardprep.formats.storage.store import (
     WAIT_S,
     AnswerBroken,
     Location,
+    RemoteDamaged,
     RemoteFailed,
     RemoteFolder,
     RemoteMissing,
@@ -48,27 +48,10 @@ from shardprep.formats.storage.store import (
 from shardprep.formats.storage.transfer import (
     FileTransfer,
     HashedBytes,
-    RemoteDamaged,
     TransferRun,
     dataset_in,
     fill,
 )
-
-
-async def created(
-    remote: RemoteFolder, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create"
-) -> bool:
-    """Write a file as :meth:`.RemoteFolder.create` does, and verify it; return whether this call wrote it."""
-    if not await remote.create(name, data, mode):
-        return False
-    for _ in range(TRIES):
-        if await remote.content(name, len(data) + 1) == data:
-            return True
-        await remote.create(name, data, mode="overwrite")
-    raise RemoteDamaged(
-        f"does not hold the bytes that were sent, {TRIES} times in a row", path=remote.place.url, shard=name
-    )
-
 
 CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
 JSON_FILES = (MANIFEST_NAME, "upload.json")
@@ -239,9 +222,9 @@ class StorePlace:
                     f"is not empty: {min(others)} does not belong to this dataset; choose another URL",
                     path=self.remote.place.url,
                 )
-        if not await created(self.remote, CLAIM_NAME, self.claim):
+        if not await self.remote.create(CLAIM_NAME, self.claim):
             if not await self._is_claimed():  # a damaged one: its uploader was killed before it verified it
-                await created(self.remote, CLAIM_NAME, self.claim, "overwrite")
+                await self.remote.create(CLAIM_NAME, self.claim, "overwrite")
             await self._is_claimed(needed=True)
 
     async def finish(self, manifest: Manifest, proven: Mapping[str, StoredFile]) -> None:
@@ -264,8 +247,8 @@ class StorePlace:
                     shard=file.name,
                 )
         data = manifest.to_bytes()
-        if not await created(self.remote, MANIFEST_NAME, data) and not await self.holds(manifest):
-            await created(self.remote, MANIFEST_NAME, data, "overwrite")
+        if not await self.remote.create(MANIFEST_NAME, data) and not await self.holds(manifest):
+            await self.remote.create(MANIFEST_NAME, data, "overwrite")
 
     async def drop_claim(self) -> None:
         """Remove a claim once the manifest is published, if the store allows that."""
@@ -325,12 +308,7 @@ class Upload(FileTransfer):
         tried = 0
         while (found := await intact(self.remote, self.entry, e_tags)) is None:
             if tried == TRIES:
-                raise RemoteDamaged(
-                    f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
-                    "here and the store",
-                    path=self.remote.place.url,
-                    shard=self.entry.name,
-                )
+                raise self.remote.not_kept(self.entry.name)
             await asyncio.sleep(WAIT_S * tried)
             tried, self.done = tried + 1, 0
             await self.remote.write(self.entry.name, self._sent(), self.entry.size)

@@ -24,8 +24,15 @@ from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, CacheFolder, StillWaiting, hex_of
-from shardprep.formats.storage.store import TRIES, AnswerBroken, Location, RemoteDenied, RetryPolicy
-from shardprep.formats.storage.transfer import RemoteDamaged, find_datasets
+from shardprep.formats.storage.store import (
+    TRIES,
+    AnswerBroken,
+    Location,
+    RemoteDamaged,
+    RemoteDenied,
+    RetryPolicy,
+)
+from shardprep.formats.storage.transfer import find_datasets
 from support.datasets import flip, open_files
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import as_endpoint

@@ -32,12 +32,13 @@ from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
     NothingThere,
+    RemoteDamaged,
     RemoteDenied,
     RemoteFailed,
     RemoteFolder,
     RemoteMissing,
 )
-from shardprep.formats.storage.transfer import Download, RemoteDamaged
+from shardprep.formats.storage.transfer import Download
 from support.datasets import flip, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy, Quiet, listening
 from support.object_server import as_endpoint

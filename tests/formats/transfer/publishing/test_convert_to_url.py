@@ -8,8 +8,7 @@ import pytest
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
 from shardprep.formats.conversion import prepare, shard as build_shard
 from shardprep.formats.runtime.progress import NoProgress
-from shardprep.formats.storage.store import RemoteFailed
-from shardprep.formats.storage.transfer import RemoteDamaged
+from shardprep.formats.storage.store import RemoteDamaged, RemoteFailed
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.column_sources import as_csv, rows_of, write_pictures
 from support.datasets import flip, prep_here, tree
