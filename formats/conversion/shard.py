@@ -46,6 +46,7 @@ from shardprep.formats.shards.read import (
 )
 from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
+from shardprep.formats.storage.store import StoredFile
 
 
 def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
@@ -145,7 +146,7 @@ class BuiltShard(BuiltFile):
     skipped: tuple[SkippedImage, ...] = ()
     columns: tuple[BuiltColumn, ...] = ()
     region_sha256: str = ""
-    stored: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stored: dict[str, StoredFile] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:

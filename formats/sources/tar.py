@@ -328,7 +328,7 @@ def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
     """
     with LoopThread(threads=1) as loop:
         found = loop.run(_found(RemoteFolder(place, PATIENT), names))
-    return {name: RemoteFile(place, name, found[name], PATIENT) for name in sorted(found)}
+    return {name: RemoteFile(place, name, found[name]) for name in sorted(found)}
 
 
 async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:

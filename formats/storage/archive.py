@@ -14,11 +14,11 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import Owned
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.storage.store import (
+    PATIENT,
     Location,
     OtherFile,
     RangeRefused,
     RemoteFolder,
-    RetryPolicy,
     StoredFile,
 )
 
@@ -30,7 +30,6 @@ class RemoteFile:
     place: Location
     name: str
     stored: StoredFile
-    policy: RetryPolicy
 
     @property
     def url(self) -> str:
@@ -63,7 +62,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
 
     def __enter__(self) -> RemoteArchive:
         """Open the file. Raises SourceDamaged, RemoteFailed, and OperationError if obstore is missing."""
-        self._folder = RemoteFolder(self.file.place, self.file.policy)
+        self._folder = RemoteFolder(self.file.place, PATIENT)
         self._loop = LoopThread(threads=1).__enter__()
         try:
             self._loop.run(self._refuse_changed())

@@ -56,27 +56,19 @@ class LocalCopy:
     output: Path
     shards: Sequence[int] | None
 
-    @property
-    def manifest(self) -> Manifest:
-        return self.remote.manifest
-
-    @property
-    def url(self) -> str:
-        return self.remote.folder.place.url
-
     def check(self) -> None:
         """Raise UsageError for unknown shards or an unsuitable output; OutputBusy; OSError."""
         self.remote.refuse_archive()
-        count = len(self.manifest.shards)
+        count, url = len(self.remote.manifest.shards), self.remote.folder.place.url
         if wrong := [number for number in self.shards or () if not 0 <= number < count]:
-            raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=self.url)
+            raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=url)
         if self.shards is not None and not len(self.shards):
-            raise UsageError("no shard is requested", path=self.url)
+            raise UsageError("no shard is requested", path=url)
         refuse_busy(self.output)
         path = self.output / MANIFEST_NAME
         if not path.exists():
             check_output(self.output, work="a fetch")
-            refuse_other_plan(self.output, {"dataset": self.manifest.root}, work="fetch")
+            refuse_other_plan(self.output, {"dataset": self.remote.manifest.root}, work="fetch")
         elif read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.data:
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
@@ -87,7 +79,7 @@ class LocalCopy:
     @property
     def wanted(self) -> list[FileEntry]:
         """The files to fetch, tables first; all files if those not chosen exist, to complete the copy."""
-        manifest = self.manifest
+        manifest = self.remote.manifest
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
         sharded = [manifest.shards, *(column.shards for column in manifest.column_entries if column.shards)]
         chosen = tables_of(manifest) + [shards[number] for number in numbers for shards in sharded]
@@ -113,21 +105,21 @@ class LocalCopy:
 
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
+        manifest = self.remote.manifest
         with WorkFolder(self.output) as work_folder:
-            work_folder.claim({"dataset": self.manifest.root}, work="fetch")
-            if count := sum(not self._is_missing(file) for file in self.manifest.files):
-                done = f"{count} of {len(self.manifest.files)} files are fetched already"
+            work_folder.claim({"dataset": manifest.root}, work="fetch")
+            if count := sum(not self._is_missing(file) for file in manifest.files):
+                done = f"{count} of {len(manifest.files)} files are fetched already"
                 transfers.progress.note(f"{self.output}: {done}; checking them")
             downloads = self.downloads(self.wanted)
-            fetched, there = transfers.run(
-                "fetch", self.manifest, downloads, kept="files are fetched and intact"
-            )
-            is_complete = len(downloads) == len(self.manifest.files)
+            fetched, there = transfers.run("fetch", manifest, downloads, kept="files are fetched and intact")
+            is_complete = len(downloads) == len(manifest.files)
             if is_complete:
                 if not (self.output / MANIFEST_NAME).exists():
                     publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
                 work_folder.remove()
-        return FetchedDataset(self.output, self.url, self.manifest, fetched, there, is_complete)
+        url = self.remote.folder.place.url
+        return FetchedDataset(self.output, url, manifest, fetched, there, is_complete)
 
 
 AT_ONCE = 8

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -461,7 +461,7 @@ def _converted(
             builder = partial(_build_stored, place.remote.place, policy)
             built = build_shards(prepared, work_folder, runner, builder)
             manifest = gather(work_folder, prepared, built)
-            stored = {name: StoredFile(**of) for shard in built for name, of in shard.stored.items()}
+            stored = {name: found for shard in built for name, found in shard.stored.items()}
             transfers = TransferRun(loop, AT_ONCE, runner.progress)
             upload(work_folder.output, manifest, place, transfers, stored)
             work_folder.discard(OUTPUT_FILES)
@@ -488,8 +488,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
     with LoopThread(threads=1) as loop:
 
         def missing(commit: BuiltShard) -> list[FileEntry]:
-            now = {name: loop.run(remote.about(name)) for name in commit.stored}
-            same = {name for name, about in now.items() if about and asdict(about) == commit.stored[name]}
+            same = {name for name, found in commit.stored.items() if loop.run(remote.about(name)) == found}
             return [file for file in commit.files if file.name not in same]
 
         commit = committed(job)
@@ -499,7 +498,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
             sent = Upload(remote, file, job.output / file.name)
             loop.run(sent.run())
             if sent.stored:
-                stored = {**commit.stored, file.name: asdict(sent.stored)}
+                stored = {**commit.stored, file.name: sent.stored}
                 commit = committed_as(job, replace(commit, stored=stored))
     for file in commit.files:
         (job.output / file.name).unlink(missing_ok=True)
