@@ -402,9 +402,9 @@ class FileCache(Owned, Closable):
 
 @dataclass(frozen=True)
 class FileSource:
-    """The origin of a dataset's files: the local disk, or a ``url`` with a cache of ``limit`` bytes."""
+    """The origin of a dataset's files: the local disk, or a ``place`` with a cache of ``limit`` bytes."""
 
-    url: str | None = None
+    place: Location | None = None
     cache: Path | None = None
     limit: int | None = None
 
@@ -416,16 +416,16 @@ class FileSource:
     @contextmanager
     def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
         """Make the files available during the context, in the ``shared`` cache or one that is opened."""
-        if self.url is None:
+        if self.place is None:
             yield LOCAL
             return
         with HeldFiles(self.opened, shared, held=held, most=1) as files:
             yield files
 
     def opened(self) -> FileCache:
-        if self.url is None or self.cache is None:
+        if self.place is None or self.cache is None:
             raise ValueError("the files are local")
-        return FileCache(self.cache, self.limit, Location.parse(self.url))
+        return FileCache(self.cache, self.limit, self.place)
 
 
 MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
@@ -521,27 +521,18 @@ def saying_published(cache: FileCache, entry: FileEntry) -> Iterator[None]:
 
 
 class CachedDataset(Dataset):
-    """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
+    """The dataset at the place of a ``source``, read through its cache; see :func:`open_dataset`.
 
     ``path`` is its folder in the cache, where shards come and go. With a ``root``, only that dataset is
-    opened, and without network access if this cache knows it. Picklable (as its URL, cache, limit and root).
+    opened, and without network access if this cache knows it. Picklable (as its source and root).
     :meth:`close` also stops the download thread; the next read restarts it.
     """
 
-    def __init__(
-        self,
-        place: Location,
-        cache: str | os.PathLike[str],
-        limit: int | None,
-        *,
-        labels: str = "sorted_wnid0",
-        root: str | None = None,
-    ) -> None:
-        self._place = place
-        self.source = FileSource(place.url, user_path(cache).absolute(), limit)
+    def __init__(self, source: FileSource, *, labels: str = "sorted_wnid0", root: str | None = None) -> None:
+        self.source = source
         self._files = self._held = HeldFiles(self._open_cache)
         try:
-            folder = self.cache.folder
+            folder, self._place = self.cache.folder, self.cache.place
             manifest = self._manifest_in(folder, root)
             self.cache.keep(self.cache.hold(tables_of(manifest)))
             for table in manifest.tables:
@@ -596,5 +587,4 @@ class CachedDataset(Dataset):
         self._held.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root)
-        return again, (self._place, self.source.cache, self.source.limit)
+        return partial(CachedDataset, labels=self.label_space, root=self.manifest.root), (self.source,)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,9 @@ from shardprep.formats.shards.manifest import (
 )
 from shardprep.formats.shards.read import Rows, Seal, published_file, state_of
 from shardprep.formats.storage.store import Location, path_or_place
+
+if TYPE_CHECKING:
+    from shardprep.formats.storage.cache import FileSource
 
 
 @overload
@@ -116,13 +119,13 @@ def open_dataset(
         CacheTooSmall: The limit is less than the files that are read at once.
         OSError: A file cannot be read.
     """
-    cached = cached_place(path, cache, cache_limit)
-    if cached is None:
+    source = cached_place(path, cache, cache_limit)
+    if source is None:
         dataset = Dataset(path, labels=labels, verify=verify)
     else:
         from shardprep.formats.storage.cache import CachedDataset  # start-up time: asyncio
 
-        dataset = CachedDataset(*cached, labels=labels)
+        dataset = CachedDataset(source, labels=labels)
     return dataset if transform is None else TransformedDataset(dataset, transform)
 
 
@@ -141,8 +144,8 @@ def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
 
 def cached_place(
     path: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_limit: int | str | None
-) -> tuple[Location, str | os.PathLike[str], int | None] | None:
-    """Return the place of a URL, its cache and the limit in bytes; None for a path.
+) -> FileSource | None:
+    """Return the place of a URL with its cache and limit; None for a path.
 
     Raises UsageError for a URL without a cache, or a path with one.
     """
@@ -156,7 +159,10 @@ def cached_place(
             )
         if not isinstance(cache_limit, SupportsIndex | None):
             cache_limit = byte_count(cache_limit, of="cache_limit")
-        return place, cache, None if cache_limit is None else checked_int(cache_limit, "cache_limit", least=1)
+        limit = None if cache_limit is None else checked_int(cache_limit, "cache_limit", least=1)
+        from shardprep.formats.storage.cache import FileSource  # start-up time: asyncio
+
+        return FileSource(place, user_path(cache).absolute(), limit)
     if cache is not None or cache_limit is not None:
         raise UsageError(
             "is not a URL: a dataset on this machine is read in place, without a cache", path=path

@@ -136,13 +136,12 @@ def verify(
     """
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; choose from {', '.join(LEVELS)}")
-    cached = cached_place(dataset, cache, cache_limit)
-    if cached is None:
+    source = cached_place(dataset, cache, cache_limit)
+    if source is None:
         return verify_folder(user_path(dataset), level, workers, executor, progress)
-    place, folder, limit = cached
     if executor is not None:
-        raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=place.url)
-    with FileCache(folder, limit, place) as files:
+        raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=dataset)
+    with source.opened() as files:
         return verify_files(CachedFiles(files), level, workers, None, progress)
 
 

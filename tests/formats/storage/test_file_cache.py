@@ -338,9 +338,8 @@ with cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).turn():
     pass
 """
 DOWNLOADING = """
-from shardprep.formats.storage.cache import CachedDataset
-from shardprep.formats.storage.store import Location
-with CachedDataset(Location.parse(sys.argv[2]), sys.argv[1], None) as found:
+from shardprep.formats import open_dataset
+with open_dataset(sys.argv[2], cache=sys.argv[1]) as found:
     print(flush=True)
     found[0]
 """
