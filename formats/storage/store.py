@@ -535,7 +535,7 @@ class RemoteFolder(Owned):
         return bytes(data[:most])
 
     async def create(self, name: str, data: bytes, mode: Literal["create", "overwrite"] = "create") -> bool:
-        """Write a file and read it back, but with "create" only if there is none.
+        """Write a file, with "create" only if there is none, and read it back.
 
         Return whether this call wrote it. Raises RemoteDamaged if it is wrong TRIES times.
         """
