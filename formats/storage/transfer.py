@@ -16,7 +16,6 @@ from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     LockDescriptor,
     Owned,
-    cached_property,
     naming,
     publish,
     read_at,
@@ -219,14 +218,11 @@ class Download(FileTransfer):
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """A published dataset: its folder, and the bytes of its manifest."""
+    """A published dataset: its folder, its manifest, and the bytes of that as ``data``."""
 
     folder: RemoteFolder
     data: bytes
-
-    @cached_property
-    def manifest(self) -> Manifest:
-        return Manifest.parse(self.data)
+    manifest: Manifest
 
     def refuse_archive(self) -> None:
         """Raise UsageError if the images stay in an archive."""
@@ -288,22 +284,21 @@ async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
 
     Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed.
     """
-    for tried in range(1, TRIES + 1):
-        found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
-        if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
+    tried = 0
+    while True:
+        data = await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+        if data.lstrip().startswith(b"<"):  # some servers send a page for every path
             missing = "is not there: the server sent a web page"
             raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
         try:
-            if len(found.data) > MAX_MANIFEST_BYTES:
+            if len(data) > MAX_MANIFEST_BYTES:
                 raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
-            _ = found.manifest
-            break
+            return RemoteDataset(folder, data, Manifest.parse(data))
         except ManifestDamaged as error:
             error.path, error.shard = folder.place.url, MANIFEST_NAME
-            if tried == TRIES:
+            if (tried := tried + 1) == TRIES:
                 raise
         await asyncio.sleep(WAIT_S * tried)
-    return found
 
 
 def several(found: Mapping[str, object], place: Location) -> UsageError:

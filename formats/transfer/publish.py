@@ -13,7 +13,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, gather, outcome
 from shardprep.formats.conversion.plan import PlanOptions
@@ -144,7 +143,7 @@ def publish(
             if not loop.run(there.holds(manifest)):
                 loop.run(there.begin([file.name for file in manifest.files]))
         kept = "files are uploaded"
-        return [upload(*local[split], there, transfers, kept=kept) for split, there in places.items()]
+        return [upload(*local[split], there, transfers, {}, kept=kept) for split, there in places.items()]
 
 
 async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
@@ -160,7 +159,7 @@ def upload(
     manifest: Manifest,
     place: StorePlace,
     transfers: TransferRun,
-    stored: Mapping[str, StoredFile] = MappingProxyType({}),
+    stored: Mapping[str, StoredFile],
     *,
     kept: str = "",
 ) -> PublishedDataset:
