@@ -63,7 +63,7 @@ def test_a_shard_that_comes_out_otherwise_is_not_published(dataset: Path, own: P
     victim = sorted(dataset.glob("shard-*"))[0]
     victim.unlink()
 
-    with pytest.raises(OperationError, match="different bytes"):
+    with pytest.raises(OperationError, match="its bytes differ from the published ones"):
         repair(dataset, own, workers=0)
     assert not victim.exists()
 
