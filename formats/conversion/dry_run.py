@@ -135,7 +135,7 @@ def plan_conversion(
     """Find out what :func:`.convert.convert` with these arguments would do, without writing to the output.
 
     This lists, counts, labels and plans every split, checks the outputs, and reads images and checks their
-    headers. Only images of other kinds than JPEG, PNG and WebP are decoded. A problem does not end the run:
+    headers. Only images other than JPEG, PNG and WebP are decoded. A problem does not end the run:
     all problems are in the result.
 
     Args:

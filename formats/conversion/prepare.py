@@ -124,7 +124,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         raise UsageError("is not a folder; choose another output", path=output)
     # In this order: another part of the conversion may start in between, and makes its work folder first.
     if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
-        raise UsageError(f"is not empty, and is not {work} begun here; choose another output", path=output)
+        raise UsageError(f"is not empty, and is not {work} to continue; choose another output", path=output)
 
 
 MOST_NAMED = 5  # classes in one line

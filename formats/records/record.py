@@ -246,7 +246,7 @@ def end_in_crc(heads: Iterable[int], rows: Iterable[bytes]) -> bool:
 def content_digest(key: bytes, label: int, image: bytes) -> bytes:
     """Return a digest of 32 bytes of a record's content, whatever its container and shard.
 
-    It is BLAKE3, as each image is hashed once more for this, and SHA-256 takes three times as long.
+    It is BLAKE3, as this hashes each image a second time, and SHA-256 takes three times as long.
     """
     head = b"shardprep-record-1\0" + struct.pack("<IiQ", len(key), label, len(image)) + key
     return blake3(head).update(image).digest()

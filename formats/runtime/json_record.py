@@ -127,7 +127,7 @@ def built(kind: Any, value: Any) -> Any:
     return value
 
 
-_hints_of = cache(get_type_hints)  # which compiles all annotations anew
+_hints_of = cache(get_type_hints)  # which compiles all annotations again
 
 
 def built_fields(kind: Any, value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ SINGLE = (str, bytes, bytearray, Mapping)  # one item, although it can be iterat
 class Passes:
     """The passes over ``source``: a Loader, another iterable, or a function that returns an iterable.
 
-    Beginning a second pass of an iterator raises UsageError. Not thread-safe. A pickled copy begins anew.
+    Beginning a second pass of an iterator raises UsageError. Not thread-safe. A pickled copy starts over.
     """
 
     def __init__(self, source: Source) -> None:

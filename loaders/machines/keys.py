@@ -228,7 +228,7 @@ def _tcp_problem(endpoint: str) -> str:
         if host == "localhost" or ip_address(host).is_loopback:
             return ""
     return (
-        "other machines reach it, so it needs keys (keys=, or --key and --receiver), which prep keygen makes on each "
+        "other machines can reach it, so it needs keys (keys=, or --key and --receiver), which prep keygen makes on each "
         "machine; without keys, use 127.0.0.1, or insecure=True (--insecure-plaintext) on a network that is secure"
     )
 
@@ -402,7 +402,7 @@ class SenderAuth:
         has_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
         if has_keys and self._keys:
             raise WrongReceiver(
-                f"{self._endpoint}: the receiver there has another key than {Path(self._keys.receiver).name}; copy "
+                f"{self._endpoint}: the receiver there has a different key from {Path(self._keys.receiver).name}; copy "
                 f"its current {PUBLIC_SUFFIX} file here"
             )
         if has_keys:

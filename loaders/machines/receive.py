@@ -194,7 +194,7 @@ class RemoteSource(Receiver):
         with self._exclusive.use():
             known = self._reception.terms
             if terms and known and (difference := terms.difference(known)):
-                raise UsageError(f"the state belongs to other batches than the senders make: {difference}")
+                raise UsageError(f"the state does not belong to the batches of these senders: {difference}")
             self._reception.terms = terms or known
             self._begin(position)
             self._next = position

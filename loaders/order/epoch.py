@@ -312,7 +312,7 @@ class EpochSplit:
     def places(self, step: int) -> dict[int, range]:
         """Return the places of this rank's batch of a step, by partition. Raises IndexError."""
         if not 0 <= step < self._steps:
-            raise IndexError(f"there is no step {step} among {self._steps} steps, counted from 0")
+            raise IndexError(f"there is no step {step}; the epoch has {self._steps}, numbered from 0")
         return {number: part.batch(step) for number, part in self.parts.items() if step < len(part)}
 
 

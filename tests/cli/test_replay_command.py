@@ -126,7 +126,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
     ("words", "message"),
     [
         (["--card", "run.json"], "give --step"),
-        (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000 among "),
+        (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000; the epoch has "),
         (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state sets it"),
         (["--card", "run.json", "--state", "state.json"], "give one of"),
         (["--card", "other.json", "--step", 0, "--transform", "mine:seven"], "its transform was seven"),

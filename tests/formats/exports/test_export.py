@@ -92,7 +92,7 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
 ) -> None:
     (tmp_path / "mine").write_text("text")
 
-    with pytest.raises(UsageError, match="not empty, and is not an export begun here"):
+    with pytest.raises(UsageError, match="not empty, and is not an export to continue"):
         export(intact, tmp_path, to="mds", workers=0)
     with pytest.raises(PlanMismatch, match="finished export: --to was folders, is now mds"):
         export(intact, whole["folders"], to="mds", shard_size=SIZE, workers=0)

@@ -366,7 +366,7 @@ def test_senders_without_an_allowed_key_are_not_admitted_and_all_others_are(
         for given in (keys.sender("stranger"), None):
             with pytest.raises(NotAdmitted):
                 serve(made(), source.endpoint, keys=given)
-        with pytest.raises(WrongReceiver, match=r"another key than data2\.key"):
+        with pytest.raises(WrongReceiver, match=r"a different key from data2\.key"):
             serve(made(), source.endpoint, keys=keys.sender(receiver="data2"))
         keys.disallow("data1")
         source.reload_keys()
