@@ -186,17 +186,17 @@ def _checked_limit(name: str, limit: object) -> Limit:
 def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
     seen = {one["kind"]: one for one in found.found["observations"]}.get(KINDS[name])
     if seen is None:
-        is_partial = KINDS[name] in OF_PIXELS and found.found["looked_at"]["pixels"] == "sample"
+        looked_at = found.found["looked_at"]
+        is_partial = KINDS[name] in OF_PIXELS and looked_at["decoded"] < looked_at["images"]
         return GateCheck(name, True, 0, limit, is_partial=is_partial)
     count = len(set(seen["leave_out"])) or seen["count"]
     # a division, as 0.29 * 100 is less than 29
-    share = count / max(found.found["dataset"]["records"], 1)
-    passed = (share if isinstance(limit, float) else count) <= limit
+    amount = count / max(found.found["dataset"]["records"], 1) if isinstance(limit, float) else count
     shown = [*seen["records"], *(one for pair in seen["pairs"] for one in pair["records"])]
     counted = {(THIS, record) for record in seen["leave_out"]}
     keys = dict.fromkeys(one["key"] for one in shown if (one["dataset"], one["record"]) in counted)
     named = (*keys, *seen["names"])[:MOST_NAMED]
-    return GateCheck(name, passed, count, limit, named, seen["is_partial"])
+    return GateCheck(name, amount <= limit, count, limit, named, seen["is_partial"])
 
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:

@@ -145,7 +145,14 @@ def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.
     assert (looked_at["pixels"], looked_at["decoded"]) == ("sample", 5)
     assert pairs(sampled, "equal bytes") | pairs(sampled, "suspects") >= built[2].exact
     assert observed(sampled, "equal bytes")["is_partial"]
+    assert str(gate(built[1], {"damaged": 0}, pixels="sample").checks[0]) == "at least 0, at most 0"
     assert report(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
+
+
+def test_a_sample_of_all_images_misses_none(built: Built) -> None:
+    (check,) = gate(built[1], {"damaged": 0}, pixels="sample").checks
+
+    assert str(check) == "0, at most 0"
 
 
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:
@@ -215,19 +222,13 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
     fitting = gate(train, planted, against=val, workers=2)
     strict = gate(train, {name: max(0, n - 1) for name, n in planted.items()}, against=val, workers=2)
 
-    assert {check.name: check.found for check in fitting.checks} == planted
-    assert fitting.passed
+    assert ({check.name: check.found for check in fitting.checks}, fitting.passed) == (planted, True)
     assert {check.name for check in strict.checks if not check.passed} == {n for n in planted if planted[n]}
     left_out = found.findings()["leave_out"]
-    kinds = {
-        "leaks": "leaks",
-        "mislabelled": "suspects",
-        "duplicates": "equal bytes",
-        "similar": "look alike",
-    }
-    named = {kinds.get(check.name, ""): {*check.records} for check in strict.checks}
+    kind = {"leaks": "leaks", "mislabelled": "suspects", "duplicates": "equal bytes", "similar": "look alike"}
+    named = {kind.get(check.name, ""): {*check.records} for check in strict.checks}
     with open_dataset(train) as ds:
-        assert all(named[kind] == {ds[each].key for each in left_out[kind]} for kind in kinds.values())
+        assert all(named[one] == {ds[each].key for each in left_out[one]} for one in kind.values())
 
 
 def test_a_share_is_exact_as_it_is_written() -> None:
@@ -251,8 +252,7 @@ def test_no_shard_is_read_without_pixels_for_another_root_or_a_limit_of_the_inde
     assert gate(train, {}, root=root).passed
     found = gate(train, {"damaged": 0}, root="sha256:00")
 
-    assert [check.name for check in found.checks] == ["root"]
-    assert not found.passed
+    assert ([check.name for check in found.checks], found.passed) == (["root"], False)
     assert (found.looked_at, str(found.checks[0])) == (0, f"{root}, not sha256:00")
     assert gate(train, {"cmyk": 0, "empty-classes": 0}).looked_at == 0
 
