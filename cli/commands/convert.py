@@ -379,8 +379,8 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     if planned.seconds is not None and planned.read_rate is not None:
         workers = count_of(max(1, planned.workers), "process")
         yield (
-            f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {size(planned.read_rate)}/s, "
-            "as in this run, and hashing, by a sample; writing is not measured"
+            f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {size(planned.read_rate)}/s "
+            "as in this run, and hashing as measured on a sample; writing is not included"
         )
     found = sum(1 for _ in planned.problems)
     none = "no problems in the sample" if sampled else "no problems"

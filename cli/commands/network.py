@@ -245,7 +245,7 @@ def serve(
             patience=patience,
             report=lambda stats: show(
                 f"{printable(stats.state)}: {count_of(stats.batches, 'batch')}, {_megabytes_per_second(stats)}, "
-                f"{stats.lag} more asked for"
+                f"{stats.lag} more requested"
             ),
         )
     sent = f"{count_of(stats.batches, 'batch')}, {stats.bytes / 1e6:,.1f} MB"
