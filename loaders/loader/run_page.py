@@ -123,7 +123,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
     option, most = built(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
     knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
     text = f"{option} {knee:,.0f} reaches {rate:,.0f} images/s"
-    less = f", {shown_share(rate / most)} of the most" if rate < most else ", the most"
+    less = f", {shown_share(rate / most)} of the best rate" if rate < most else ", the best rate"
     chart = line_chart(
         runs, title=f"Rate by {option}", x=option, y="images/s", dotted=True, mark=(knee, "enough")
     )
@@ -281,7 +281,7 @@ def run_page(
     try:
         return page(
             "run",
-            title=f"{name}: what limits",
+            title=f"{name}: bottleneck",
             name=name,
             run=run,
             facts=bench_facts(bench, stats),
