@@ -15,15 +15,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.formats import (
-    ConvertedPart,
-    ConvertOptions,
-    PlanMismatch,
-    PlanOptions,
-    UsageError,
-    convert_part,
-)
+from shardprep.formats import ConvertedPart, ConvertOptions, PlanOptions, convert_part
 from shardprep.formats.conversion.plan import shares
+from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep_here, tree
 from support.repository import ROOT

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import (
-    DataError,
-    PlanMismatch,
-    PlanOptions,
-    UsageError,
-    WorkerDied,
-    convert,
-    repair,
-    verify,
-)
+from shardprep.formats import PlanOptions, convert, repair, verify
+from shardprep.formats.errors import DataError, PlanMismatch, UsageError, WorkerDied
 from shardprep.formats.runtime import work_folder
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.sources.recognise import recognise

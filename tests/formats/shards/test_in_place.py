@@ -11,17 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import (
-    CorruptRecord,
-    Manifest,
-    ManifestDamaged,
-    ShardDamaged,
-    UsageError,
-    join,
-    open_dataset,
-    read_manifest,
-    verify,
-)
+from shardprep.formats import Manifest, join, open_dataset, read_manifest, verify
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, ShardDamaged, UsageError
 from shardprep.formats.shards.read import ARCHIVE_NAME, Shard
 from support.datasets import converted, flip
 from support.file_changes import CHANGES

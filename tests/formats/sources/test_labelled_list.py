@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import (
-    ShardprepError,
-    SourceDamaged,
-    SourceIncomplete,
-    SourceOptions,
-    convert,
-    open_dataset,
-    plan_conversion,
-    read_manifest,
-)
-from shardprep.formats.errors import DataError, UsageError
+from shardprep.formats import SourceOptions, convert, open_dataset, plan_conversion, read_manifest
+from shardprep.formats.errors import DataError, ShardprepError, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tables import MAX_LINE_BYTES

@@ -18,16 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from shardprep.formats import (
-    ConvertOptions,
-    PlanOptions,
-    SourceDamaged,
-    SourceIncomplete,
-    UsageError,
-    convert,
-    open_dataset,
-    verify,
-)
+from shardprep.formats import ConvertOptions, PlanOptions, convert, open_dataset, verify
+from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.sources import tensorpack as datapoint
 from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.pickled import ByteRange, bytes_of

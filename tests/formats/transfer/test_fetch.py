@@ -13,17 +13,8 @@ from typing import cast
 
 import pytest
 
-from shardprep.formats import (
-    FetchedDataset,
-    ManifestDamaged,
-    OutputBusy,
-    PlanMismatch,
-    UsageError,
-    fetch,
-    repair,
-    verify,
-)
-from shardprep.formats.errors import ShardprepError
+from shardprep.formats import FetchedDataset, fetch, repair, verify
+from shardprep.formats.errors import ManifestDamaged, OutputBusy, PlanMismatch, ShardprepError, UsageError
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.read import FileEntry

@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import (
-    ManifestDamaged,
-    PlanMismatch,
-    PublishedDataset,
-    ShardDamaged,
-    UsageError,
-    fetch,
-    publish,
-    repair,
-)
+from shardprep.formats import PublishedDataset, fetch, publish, repair
+from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RemoteMissing, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
