@@ -19,7 +19,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -423,11 +422,10 @@ class RayExecutor(Owned, Executor):
 
     def _watch(self, head: str) -> None:
         """Fail all calls once the head at this address has been silent for HEAD_SILENT_S."""
-        heard = monotonic()
+        silent_s = 0.0  # counted by attempts: this process may be stopped meanwhile, as by Ctrl-Z
         while not self._end.wait(HEAD_INTERVAL_S):
-            if _answers(head):
-                heard = monotonic()
-            elif monotonic() - heard > HEAD_SILENT_S:
+            silent_s = 0.0 if _answers(head) else silent_s + HEAD_INTERVAL_S
+            if silent_s > HEAD_SILENT_S:
                 self._silent = head
                 self._end.set()
                 self._fail_if_silent()

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -167,6 +168,17 @@ def test_a_call_whose_task_is_cancelled_does_not_stay_pending() -> None:
 
     with pytest.raises(CancelledError):
         call.result(0)
+
+
+def test_the_head_is_not_silent_because_this_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEAD_INTERVAL_S", 0.01)
+    monkeypatch.setattr(jobs, "HEAD_SILENT_S", 0.1)
+    executor: Any = SimpleNamespace(_end=threading.Event(), _silent="")
+    monkeypatch.setattr(jobs, "_answers", lambda _: time.sleep(0.2) or executor._end.set())
+
+    RayExecutor._watch(executor, "head")
+
+    assert not executor._silent
 
 
 def test_a_call_that_is_made_while_the_head_is_declared_silent_fails(monkeypatch: pytest.MonkeyPatch) -> None:
