@@ -480,7 +480,7 @@ class _Verification:
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
         files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
         sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
-        records = np.array([file.records * (file.name in room) for file in files], np.int64)
+        records, size = sum(file.records for file in files if file.name in room), int(sizes.sum())
         count = usable_cpus() if self.workers is None else max(1, self.workers)
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
@@ -502,7 +502,7 @@ class _Verification:
         title = "hash" if self.report.level == "full" else self.report.level
         with (
             os.fdopen(memory_file(), "r+b") as shared,
-            self.progress.task(title, records=int(records.sum()), size=int(sizes.sum())),
+            self.progress.task(title, records=records, size=size),
             ThreadPoolExecutor(count) as threads,
         ):
             counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
@@ -514,8 +514,8 @@ class _Verification:
                             place, future = done
                             made[place] = sent[place].value_of(future) if sent else future.result()
                             counts[place] = ends[place]
-                        shares = counts / ends
-                        self.progress.at(round(shares @ records), round(shares @ sizes))
+                        done_bytes = round(counts / ends @ sizes)  # with columns: they are of the records
+                        self.progress.at(records * done_bytes // max(1, size), done_bytes)
             except BaseException:
                 self.children.kill()
                 self.files.stop()
