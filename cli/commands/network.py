@@ -195,6 +195,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
 @file_option("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
 @file_option("--receiver", "NAME.key", "The training machine's public key.")
 @click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
+@click.option("--ahead", type=click.IntRange(min=1), default=12, help="Number of steps to lease at a time.")
 @click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
 @flag("--insecure-plaintext", "Use no keys on a network: any machine on it can read and change everything.")
 @work_options
@@ -206,6 +207,7 @@ def serve(
     secret: Path | None,
     receiver: Path | None,
     name: str | None,
+    ahead: int,
     patience: float,
     insecure_plaintext: bool,
     workers: int | None,
@@ -242,6 +244,7 @@ def serve(
             keys=SenderKeys(secret, receiver) if secret and receiver else None,
             insecure=insecure_plaintext,
             name=name,
+            ahead=ahead,
             patience=patience,
             report=lambda stats: show(
                 f"{printable(stats.state)}: {count_of(stats.batches, 'batch')}, {_megabytes_per_second(stats)}, "

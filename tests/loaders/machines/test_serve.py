@@ -22,7 +22,7 @@ OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--wo
 def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path, tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path)
     with RemoteSource(ANY_PORT, keys=keys.receiver) as source:
-        ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret")
+        ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret", "--ahead", 2)
         words = (*ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json", "--quiet")
         with python("-m", "shardprep", "serve", lmdb_shards, *words) as process:
             served = list(source)
