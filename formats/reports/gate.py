@@ -6,14 +6,13 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import read_manifest
 
@@ -201,9 +200,9 @@ def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:
     """Return ``root`` and the table ``max`` of a TOML file. Raises UsageError for anything else, OSError."""
-    file = Path(user_path(path))
+    file = user_path(path)
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
+        values = tomllib.loads(read_small_file(file, damaged=UsageError).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"is not TOML: {error}", path=file) from error
     unknown = values.keys() - {"root", "max"}

@@ -282,7 +282,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def open_regular(path: Path, flags: int = OPEN_FLAGS, damaged: type[DataError] = SourceDamaged) -> int:
+def open_regular(path: Path, flags: int = OPEN_FLAGS, damaged: type[ShardprepError] = SourceDamaged) -> int:
     """Open a regular file. Raises ``damaged``, without blocking, for anything else."""
     fd = os.open(path, flags)
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -360,7 +360,7 @@ MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 
 
 
 def read_small_file(
-    path: Path, limit: int = MAX_TEXT_BYTES, damaged: type[DataError] = SourceDamaged
+    path: Path, limit: int = MAX_TEXT_BYTES, damaged: type[ShardprepError] = SourceDamaged
 ) -> bytes:
     """Read a file. Raises ``damaged`` if it has more than ``limit`` bytes or is not a regular file."""
     with naming(path), os.fdopen(open_regular(path, damaged=damaged), "rb") as file:

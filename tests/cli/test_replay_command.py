@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "shards/train").symlink_to(lmdb_shards)
     (folder / "mine.py").write_text(MINE)
     np.save(folder / "some.npy", np.arange(0, 40, 2))
+    os.mkfifo(folder / "fifo")
     (folder / "cut.npz").write_bytes(b"PK\3\4")
     short = (folder / "some.npy").read_bytes().replace(b"(20,), }" + b" " * 12, b"(20%s,), }" % (b"0" * 12))
     (folder / "short.npy").write_bytes(short)
@@ -140,6 +142,8 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
         (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save"),
         (["--step", 0, "--subset", "short.npy"], "than file size; give an array, as numpy.save"),
+        (["--step", 0, "--subset", "fifo"], "fifo: is not a regular file"),
+        (["--step", 0, "--without", "fifo"], "fifo: is not a regular file"),
         (["--card", "mine.py", "--step", 0], "line 1 is not JSON"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",

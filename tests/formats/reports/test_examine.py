@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.formats import (
-    Examination,
-    GateCheck,
-    GateResult,
-    UsageError,
-    gate,
-    open_dataset,
-    read_manifest,
-    report,
-)
+from shardprep.formats import Examination, GateCheck, GateResult, gate, open_dataset, read_manifest, report
+from shardprep.formats.errors import UsageError
 from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.examine import observation
 from shardprep.formats.reports.gate import _check, read_limits
@@ -309,8 +302,10 @@ def test_each_split_of_a_folder_is_checked(built: Built, tmp_path: Path) -> None
 def test_a_file_of_something_else_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "gate.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
 
-    with pytest.raises(UsageError):
-        read_limits(tmp_path / "gate.toml")
+    os.mkfifo(tmp_path / "fifo")
+    for name, says in (("gate.toml", None), ("fifo", "not a regular file")):
+        with pytest.raises(UsageError, match=says):
+            read_limits(tmp_path / name)
 
 
 @given(keys=st.lists(st.text(), max_size=4), path=st.text())
