@@ -108,22 +108,20 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
 
     ``work`` names this work in the error. Raises OSError if the output is not writable.
     """
-    parent = existing_folder(output)
-    if not os.access(parent, os.W_OK | os.X_OK):
-        number = errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES
-        raise OSError(number, os.strerror(number), str(parent))
+    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UsageError("is not a folder; choose another output", path=nearest)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(nearest).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number), str(nearest))
     for folder in source_folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
                 "is inside the source, where the next run would find it; choose another output", path=output
             )
     refuse_in_dataset(output)
-    if not os.path.lexists(output):
-        return
-    if not output.is_dir():
-        raise UsageError("is not a folder; choose another output", path=output)
     # In this order: another part of the conversion may start in between, and makes its work folder first.
-    if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
+    if nearest == output and any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
         raise UsageError(f"is not empty, and is not {work} to continue; choose another output", path=output)
 
 

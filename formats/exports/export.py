@@ -178,7 +178,8 @@ class _Export:
         check_output(self.output, [self.dataset.resolve()], work="an export")
         refuse_other_plan(self.output, self._guard, work="export")
         done = finished_shards(self.output)
-        return sum(unit.size for unit in self.units if unit.name not in done)
+        left = [unit for unit in self.units if unit.name not in done]
+        return sum(unit.size + self.format.overhead * (unit.last - unit.first) for unit in left)
 
     def finished(self, runner: JobRunner) -> Exported:
         marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False

@@ -49,6 +49,7 @@ class Folders(ExportFormat):
 
     name = "folders"
     unit_names = "images-{number:05d}"
+    overhead = 2048  # the mean unused part of a file's last block
     names_of_boxes = ("objects",)
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:

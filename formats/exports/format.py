@@ -100,6 +100,8 @@ class ExportFormat:
     names_of_boxes: ClassVar[tuple[str, ...]] = ()
     """The names of boxes in the format; no column of a dataset with boxes may have them."""
     writer: str = "1"
+    overhead: int = 0
+    """Bytes that the format adds to each record, as far as that is known before."""
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 

@@ -68,6 +68,8 @@ class WebDatasetTars(ExportFormat):
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
+        members = source.has_images + len(source.schema) + source.has_labels + source.has_boxes
+        self.overhead = BLOCK * (members + source.has_labels)  # headers, and the block of a label
         chunks = (rows["key"].tolist() for rows in in_chunks(index, done))
         bare = digests(without_suffix(key.decode()) for keys in chunks for key in keys)
         self._bare = not repeated(bare)

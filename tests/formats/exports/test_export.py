@@ -14,14 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.formats import (  # fmt: skip
-    CorruptRecord,
-    DataError,
-    PlanMismatch,
-    UsageError,
-    export,
-    open_dataset,
-)
+from shardprep.formats import export, open_dataset, read_manifest
+from shardprep.formats.errors import CorruptRecord, DataError, NoSpace, PlanMismatch, UsageError
 from shardprep.formats.exports.export import FORMATS, MARKER
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat
@@ -53,6 +47,17 @@ def whole(intact: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     for to in FORMATS:
         export(intact, folder / to, to=to, shard_size=SIZE, workers=0)
     return {to: folder / to for to in FORMATS}
+
+
+@pytest.mark.parametrize("to", ["webdataset", "folders"])
+def test_the_room_that_is_needed_includes_headers_and_the_ends_of_blocks(
+    to: str, intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=read_manifest(intact).image_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    with pytest.raises(NoSpace, match="make room"):
+        export(intact, tmp_path / "out", to=to, workers=0)
 
 
 @pytest.mark.slow
@@ -98,8 +103,9 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
         export(intact, whole["folders"], to="mds", shard_size=SIZE, workers=0)
     with pytest.raises(UsageError, match="is inside the source"):
         export(intact, intact / "tars", to="webdataset", workers=0)
-    with pytest.raises(UsageError, match="not a folder"):
-        export(intact, tmp_path / "mine", to="mds", workers=0)
+    for source, name in ((intact, "mine"), (intact, "mine/below"), (intact.parent, "mine")):
+        with pytest.raises(UsageError, match="mine: is not a folder"):
+            export(source, tmp_path / name, to="mds", workers=0)
     for wrong in list[dict[str, Any]]([{"to": "zip"}, {"to": "mds", "shard_size": "1MB"}]):
         with pytest.raises(UsageError, match=r"tfrecord, mds, parquet, croissant, folders|a whole number"):
             export(intact, tmp_path / "out", workers=0, **wrong)
