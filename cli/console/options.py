@@ -23,6 +23,7 @@ from shardprep.cli.console.output import FORMS, json_option, progress_in
 from shardprep.formats.errors import MissingExtra, OperationError, UsageError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.jobs import RayExecutor
+from shardprep.formats.runtime.processes import MOST_WORKERS
 from shardprep.formats.runtime.progress import parse_bytes
 from shardprep.formats.shards.manifest import INDEX_NAME
 from shardprep.formats.storage.store import Location
@@ -125,7 +126,7 @@ def together(*options: Option) -> Option:
 
 workers_option: Option = click.option(
     "--workers",
-    type=click.IntRange(0, 4096),
+    type=click.IntRange(0, MOST_WORKERS),
     help="Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
 )
 LOADER_OPTIONS: tuple[Option, ...] = (

@@ -28,7 +28,7 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.progress import checked_int, seed_of
+from shardprep.formats.runtime.progress import check_flags, checked_int, seed_of
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, container
@@ -89,6 +89,7 @@ class PlanOptions:
             )
         if self.shorter_side is not None:
             checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
+        check_flags(decode_check=self.decode_check, crop_ready=self.crop_ready)
         seed_of(self.seed)
 
     @property

@@ -30,7 +30,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.runtime.progress import Progress, count_of, size
+from shardprep.formats.runtime.progress import Progress, check_flags, count_of, size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -145,6 +145,9 @@ class ConvertOptions:
     restart: bool = False
     check_md5: bool = False
     allow_network_fs: bool = False
+
+    def __post_init__(self) -> None:
+        check_flags(**vars(self))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from shardprep.formats.errors import OperationError, ShardDamaged, UsageError, W
 from shardprep.formats.runtime.files import Descriptor, Owned
 
 SPAWN = multiprocessing.get_context("spawn")
+MOST_WORKERS = 4096  # processes or threads of one call
 
 # multiprocessing reaps finished children at every start: two threads that did so at once would take
 # exit codes from each other.

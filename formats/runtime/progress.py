@@ -52,15 +52,22 @@ def byte_count(text: object, *, of: str) -> int:
     raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
 
 
-def checked_int(value: Any, name: str, *, least: int, most: int | None = None) -> int:
+def checked_int(value: Any, name: str, *, least: int, most: int = sys.maxsize) -> int:
     """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
     number = least - 1
     with suppress(TypeError):
         number = operator.index(value)
-    if isinstance(value, bool) or number < least or (most is not None and number > most):
-        limits = f"at least {least}" if most is None else f"{least} to {most}"
+    if isinstance(value, bool) or not least <= number <= most:
+        limits = f"at least {least}" if number < least and most == sys.maxsize else f"{least} to {most}"
         raise UsageError(f"{name} must be a whole number, {limits}, not {value!r}")
     return number
+
+
+def check_flags(**flags: object) -> None:
+    """Raise UsageError for a value that is not True or False, such as "False", which would count as True."""
+    for name, value in flags.items():
+        if value not in (True, False):
+            raise UsageError(f"{name} must be True or False, not {value!r}")
 
 
 def is_number(value: object) -> TypeGuard[float]:

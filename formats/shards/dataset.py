@@ -202,7 +202,11 @@ class RecordSet(Closable, ABC):
         return len(self.index)
 
     def __getitem__(self, number: int) -> Record:
-        number, count = operator.index(number), len(self.index)
+        try:
+            number, count = operator.index(number), len(self.index)
+        except TypeError as error:
+            find = '(dataset.index["key"] == key.encode()).nonzero()[0]'
+            raise TypeError(f"a record has a number, not {number!r}; of a key: {find}") from error
         if not -count <= number < count:
             raise IndexError(f"record {number} of {count}")
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()

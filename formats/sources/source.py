@@ -19,7 +19,7 @@ from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
 
@@ -398,6 +398,7 @@ class SourceOptions:
     coco: str | None = None
 
     def __post_init__(self) -> None:
+        check_flags(follow_symlinks=self.follow_symlinks, skip_non_images=self.skip_non_images)
         if self.val_fraction is not None and not 0 < self.val_fraction < 1:
             raise UsageError(f"the val fraction must be above 0 and below 1, not {self.val_fraction}")
         for name in ("columns", "pairs"):

@@ -14,7 +14,8 @@ from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, N
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.progress import Progress, checked_int, checked_seconds, seed_of
+from shardprep.formats.runtime.processes import MOST_WORKERS
+from shardprep.formats.runtime.progress import Progress, check_flags, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
@@ -54,7 +55,6 @@ from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
 STATE_VERSION = 1
-MOST_PASS = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,9 @@ class Flow(Closable):
         Raises:
             UsageError: The arguments contradict each other.
         """
-        threads = checked_int(threads, "threads", least=0)
-        processes = checked_int(processes, "processes", least=0)
+        check_flags(ordered=ordered, drop_none=drop_none, random=random)
+        threads = checked_int(threads, "threads", least=0, most=MOST_WORKERS)
+        processes = checked_int(processes, "processes", least=0, most=MOST_WORKERS)
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function.of_item(function, random=random)
@@ -543,7 +544,7 @@ class Flow(Closable):
         return self._meter.count(items, now.meter)
 
     def _pass(self, number: int) -> PassContext:
-        return PassContext(checked_int(number, "the number of a pass", least=0, most=MOST_PASS), self._kept)
+        return PassContext(checked_int(number, "the number of a pass", least=0), self._kept)
 
     @property
     def parts(self) -> int:

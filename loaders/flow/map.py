@@ -251,14 +251,16 @@ class Task:
         self._failed: list[BaseException] = []
         self.seconds = 0.0
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Make the call, and return whether it succeeded."""
         began = perf_counter()
         try:
             self._held.append(self._make(self._held.pop()))
         except BaseException as error:  # raised in the consumer
             self._failed.append(error)
-        self.seconds = perf_counter() - began
+        self.seconds, succeeded = perf_counter() - began, not self._failed
         self.finished.put(self)
+        return succeeded
 
     def outcome(self) -> Any:
         """Return the call's result, or raise its exception. Callable once."""
@@ -385,16 +387,17 @@ class Prefetch(InPlace):
         own = now.meter.group(now.place(self), GroupTimes(self.label, "thread"))
         there = now.of(self, group=own)
         items = self.source.run(there) if numbers is None else self.source.pick(there, numbers)
+        finished = Tasks()
 
         def serve(tasks: Ended) -> None:
             with ending(items):
-                for task in iter(own.waiting("blocked", tasks.get), None):
-                    task.run()
+                for number, task in enumerate(iter(own.waiting("blocked", tasks.get), None), 1):
+                    if task.run() and number < self.items:
+                        tasks.put(Task(next, items, finished))
 
         with closing(Threads(1, "prefetch", serve)) as thread, suppress(StopIteration):
-            finished, wait = Tasks(), now.here.waiting("starved", thread.next_of)
-            for _ in range(self.items):
-                thread.tasks.put(Task(next, items, finished))
+            wait = now.here.waiting("starved", thread.next_of)
+            thread.tasks.put(Task(next, items, finished))
             while True:
                 task = wait(finished)
                 thread.tasks.put(Task(next, items, finished))

@@ -27,8 +27,8 @@ from shardprep.formats.images.decode import (
 )
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import Closable, Owned, cached_property
-from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import checked_int, count_of
+from shardprep.formats.runtime.processes import MOST_WORKERS, usable_cpus
+from shardprep.formats.runtime.progress import check_flags, checked_int, count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.open import Collection, open_records
@@ -196,9 +196,9 @@ class Loader(Owned, Closable):
         cache_limit: int | str | None = None,
     ) -> None:
         check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
-        self._workers = (
-            usable_cpus() if workers == "auto" else checked_int(workers, "workers, if not 'auto',", least=0)
-        )
+        check_flags(drop_last=drop_last, with_numbers=with_numbers)
+        given = usable_cpus() if workers == "auto" else workers
+        self._workers = checked_int(given, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
@@ -469,7 +469,7 @@ class Loader(Owned, Closable):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next = self._place = Epoch(self._plan, checked_int(epoch, "epoch", least=0))
+        self._next = self._place = Epoch(self._plan, checked_int(epoch, "epoch", least=0, most=(1 << 64) - 1))
 
     def skip(self, steps: Iterable[int]) -> None:
         """Skip steps of the next epoch, or of the rest of a resumed one, as after a loss spike.

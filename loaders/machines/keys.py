@@ -20,6 +20,7 @@ from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key, save_pair, user_path
+from shardprep.formats.runtime.progress import check_flags
 from shardprep.loaders.machines.socket import check_form
 
 AnyPath = str | os.PathLike[str]
@@ -65,6 +66,7 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     other machines then need the new public key. Raises UsageError if a file exists and may not be replaced,
     OperationError if something other than a file is there, OSError.
     """
+    check_flags(overwrite=overwrite)
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
@@ -200,6 +202,7 @@ def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, ins
     Raises UsageError for other endpoints, or warns with PlaintextWire if ``insecure``. ``ipc://@NAME``, which
     has no permissions, is always refused.
     """
+    check_flags(insecure=insecure)
     check_form(endpoint)
     kind, _, place = endpoint.partition("://")
     if kind == "ipc" and place[:1] in ("@", "*", ""):

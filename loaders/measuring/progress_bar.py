@@ -319,6 +319,9 @@ class LoaderBar(Iterator[Any], Closable):
 def tracing(loader: Loader, *, keep: int = KEEP) -> AbstractContextManager[Trace]:
     """Trace ``loader`` within the context; the trace stays valid after it, and after the loader.
 
-    ``keep`` is the number of the latest spans to keep of each kind. A second trace ends the first.
+    ``keep`` is the number of the latest spans to keep of each kind. A second trace ends the first. Raises
+    UsageError for anything but a Loader.
     """
+    if not hasattr(loader, "engine"):
+        raise UsageError(f"tracing takes a Loader, not {type(loader).__name__}")
     return loader.engine.tracing(keep=keep)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import built_fields, natural, plain
+from shardprep.formats.runtime.progress import checked_int
 
 VERSION = 1
 T = TypeVar("T")
@@ -155,8 +156,10 @@ class Receipt:
         kept = {"left_out": self.left_out.count, "skipped": len(self.skipped), "omitted": self.omitted.count}
         counts = [f"{name}={count}" for name, count in kept.items() if count]
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
-        expected = {"left_out": left_out, "skipped": skipped, "omitted": omitted}
-        if kept == expected and accounted == Tally.of_dataset(records):
+        given = {"records": records, "left_out": left_out, "skipped": skipped, "omitted": omitted}
+        for name, number in given.items():
+            checked_int(number, name, least=0)
+        if given == {"records": records, **kept} and accounted == Tally.of_dataset(records):
             return
         found = (
             f"epoch {self.epoch} of {self.dataset} delivered {self.count:,} of {records:,} records: drop_last left out "

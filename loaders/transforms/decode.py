@@ -82,6 +82,8 @@ class EncodedImage:
         self, image: Encoded | TransformInput, *, orientation: Orientation = "ignore", key: str | None = None
     ) -> None:
         is_bytes = isinstance(image, bytes | bytearray | memoryview)
+        if not is_bytes and not hasattr(image, "image"):
+            raise UsageError(f"give an image's bytes (Path(path).read_bytes()) or a record, not {image!r}")
         self._image: Encoded = image if is_bytes else image.image  # type: ignore[union-attr,assignment]
         self.key = key if is_bytes or key is not None else image.key  # type: ignore[union-attr]
         if not is_bytes and not self._image:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardprep
 from shardprep.formats import convert, fetch, find, open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import (
@@ -26,6 +27,7 @@ from shardprep.loaders import (
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.frames import FrameReceiver, send_batches
+from shardprep.loaders.machines.keys import make_keys
 from shardprep.loaders.measuring.disk import measure_disk
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.parts import WeightedParts
@@ -55,18 +57,20 @@ def in_plan(**options: Any) -> EpochPlan:
     return EpochPlan("sha256:abc", seed=7, drop_last=False, rank=given["world_size"] - 1, **given)
 
 
-CROP = TrainTransform(8)
+CROP, RECEIPT = TrainTransform(8), shardprep.Receipt("sha256:abc", 0)
 
 
 LOADER = [
     *each_of(
-        batch_size=(0, 32.0, np.array([1, 2]), int),
+        batch_size=(0, 1 << 70, 32.0, np.array([1, 2]), int),
         seed=("0", -1, 1 << 64),
-        workers=(-1, "many", 1.5),
+        workers=(-1, 4097, "many", 1.5),
         slots=(2,),
         deadline=(0, "5"),
         read_ahead=(-1, "64MiB", 64e6),
         on_bad_record=("ignore",),
+        drop_last=("False", None),
+        with_numbers=("no",),
         records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
         classes=("n01440764", 3),
     ),
@@ -160,7 +164,7 @@ FRAMES = each_of(
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
-    *each_of(ahead=(0,)),
+    *each_of(ahead=(0,), insecure=("False",)),
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
@@ -203,6 +207,14 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(convert, "archives"), [({"output": None}, "a path is needed here")]),
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
     (partial(find, "lmdb"), [({"images": 5}, "images must be a list of paths")]),
+    (shardprep.PlanOptions, each_of(decode_check=("no",), crop_ready=("no",))),
+    (shardprep.ConvertOptions, each_of(restart=("no",), allow_partial=("no",))),
+    (shardprep.SourceOptions, each_of(follow_symlinks=("no",), skip_non_images=("no",))),
+    (partial(make_keys, "name"), each_of(overwrite=("False",))),
+    (shardprep.decode_rgb, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
+    (RECEIPT.check, each_of(records=("0", 0.0))),
+    (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
+    (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),
     (numbers(Path()).map, [({"function": None}, "a function is needed here")]),
 ]
 
@@ -218,6 +230,14 @@ def test_options_of_a_loader_that_cannot_be_meant_are_refused(
 def test_a_dataset_is_not_read_in_search_of_record_numbers(lmdb_shards: Path) -> None:
     with open_dataset(lmdb_shards) as found, pytest.raises(UsageError, match="not a Dataset"):
         loader_on(lmdb_shards, records=found)
+
+
+def test_a_key_is_no_record_number_but_the_index_has_the_numbers_of_keys(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        key = dataset[5].key
+        assert (dataset.index["key"] == key.encode()).nonzero()[0].tolist() == [5]
+        with pytest.raises(TypeError, match=rf"a number, not '{key}'; of a key: .dataset.index\["):
+            dataset[key]  # type: ignore[index]
 
 
 def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path: Path) -> None:

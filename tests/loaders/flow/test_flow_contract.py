@@ -84,6 +84,7 @@ STEPS: dict[str, Callable[[Flow], Flow]] = {
     "choose": lambda flow: flow.choose(flow.take(9).repeat(), weights=(0.2, 0.8)),
     "cache": lambda flow: flow.cache(),
     "prefetch": lambda flow: flow.prefetch(3),
+    "prefetch all": lambda flow: flow.prefetch(1 << 62),
     "prefetch one": lambda flow: flow.prefetch(1),
     "map": lambda flow: flow.map(negated),
     "map, random": lambda flow: flow.map(jittered, random=True),

@@ -16,8 +16,9 @@ from shardprep.loaders import ArraySpec, EvalTransform, Flow
 
 FLOW = Flow.from_iterable(range(10))
 
-NO_COUNTS: list[Any] = ["x", -1, 1.5, math.nan, [], object(), b"x", True]
-NO_SEEDS: list[Any] = [*NO_COUNTS, None, 1 << 70]
+NO_COUNTS: list[Any] = ["x", -1, 1.5, math.nan, [], object(), b"x", True, 1 << 70]
+NO_FLAGS: list[Any] = ["False", None, 5]
+NO_SEEDS: list[Any] = [*NO_COUNTS, None]
 NO_FUNCTIONS: list[Any] = ["x", 5, None, []]
 NO_TIMES: list[Any] = ["x", -1, 0, math.nan, math.inf, [], True]
 NO_WEIGHTS: list[Any] = ["x", 5, [None, 1], ["x", 1], [-1, 1], [0, 0], [1], [math.nan, 1]]
@@ -26,8 +27,12 @@ NO_OUTPUTS: list[Any] = [5, "x", [], [1], [ArraySpec("a", (2,), "float32")] * 2]
 MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     **{name: (getattr(FLOW, name), [*NO_COUNTS, None]) for name in ("take", "skip", "print", "peek")},
     "map": (lambda value: FLOW.map(value), NO_FUNCTIONS),
-    "map threads": (lambda value: FLOW.map(abs, threads=value), [*NO_COUNTS, None]),
-    "map processes": (lambda value: FLOW.map(abs, processes=value), [*NO_COUNTS, None]),
+    "map threads": (lambda value: FLOW.map(abs, threads=value), [*NO_COUNTS, None, 4097]),
+    "map processes": (lambda value: FLOW.map(abs, processes=value), [*NO_COUNTS, None, 4097]),
+    **{
+        f"map {name}": (lambda value, name=name: FLOW.map(abs, **{name: value}), NO_FLAGS)
+        for name in ("ordered", "drop_none", "random")
+    },
     "map seed": (lambda value: FLOW.map(abs, seed=value), NO_SEEDS),
     "map deadline": (lambda value: FLOW.map(abs, processes=1, deadline=value), NO_TIMES),
     "map outputs": (lambda value: FLOW.map(abs, processes=1, outputs=value), NO_OUTPUTS),
