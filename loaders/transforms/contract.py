@@ -115,13 +115,6 @@ def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
     return outputs
 
 
-def check_wrapper(transform: object, orientation: object, outputs: object) -> None:
-    if isinstance(transform, type) or not callable(transform):
-        raise UsageError(f"transform must be a callable, such as a Compose([...]), not {transform!r}")
-    check_choice("orientation", orientation, ("ignore", "apply"))
-    checked_outputs(outputs)
-
-
 def fill_rows(
     transform: Transform, record: TransformInput, rng: np.random.Generator, rows: tuple[Array, ...]
 ) -> None:

@@ -9,16 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.contract import (
-    ArraySpec,
-    LibraryVersion,
-    TransformInput,
-    check_choice,
-    check_wrapper,
-    in_arrays,
-)
-from shardprep.loaders.transforms.decode import Orientation, decode_rgb
-from shardprep.loaders.transforms.transforms import seeded_globally
+from shardprep.loaders.transforms.contract import LibraryVersion, TransformInput, check_choice, in_arrays
+from shardprep.loaders.transforms.wrapper import WrappedTransform, seeded_globally
 
 try:
     import torch
@@ -30,34 +22,41 @@ except ModuleNotFoundError as error:
 
 
 @dataclass(frozen=True)
-class Torchvision:
+class Torchvision(WrappedTransform):
     """A transform that decodes a record's image and calls ``transform``, such as torchvision's v2.Compose.
 
-    ``transform`` gets a ``tv_tensors.Image``, uint8 [3, height, width] in RGB, or, with ``image="pil"``, a
-    PIL image. Its results become arrays: tensors over the same memory (bfloat16 as uint16 with the same
-    bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts. The label is
-    delivered beside them, and is not given to ``transform``. ``orientation`` is as for :func:`.decode_rgb`.
-    ``outputs`` may declare the results.
+    The label is delivered beside the results, and is not given to ``transform``.
 
     The global random generators of PyTorch (for CPUs), NumPy and Python are seeded from the record's, and
     restored after the call, so that an epoch repeats for any number of workers. Picklable if ``transform``
-    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for wrong
-    options; the call raises BadImage as :func:`.decode_rgb` does, and the errors of ``transform``.
+    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. The call raises BadImage as
+    :func:`.decode_rgb` does, and the errors of ``transform``.
+
+    Args:
+        transform: Gets a ``tv_tensors.Image``, uint8 [3, height, width] in RGB, or, with ``image="pil"``, a
+            PIL image. Its results become arrays: tensors over the same memory (bfloat16 as uint16 with the
+            same bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts.
+        image: "tensor" or "pil".
+        crop: A :class:`.TrainTransform` or :class:`.EvalTransform`, whose uint8 image ``transform`` gets in
+            place of the whole one: faster than a crop by torchvision, most of all from crop-ready shards.
+        orientation: As for :func:`.decode_rgb`; with ``crop``, its own option.
+        outputs: The specs of the results, which may be declared.
+
+    Raises:
+        UsageError: An option is invalid, or ``crop`` makes anything but one uint8 image in HWC.
     """
 
     transform: Callable[[Any], Any]
     _: KW_ONLY
     image: Literal["tensor", "pil"] = "tensor"
-    orientation: Orientation = "ignore"
-    outputs: tuple[ArraySpec, ...] | None = None
 
     def __post_init__(self) -> None:
         check_choice("image", self.image, ("tensor", "pil"))
-        check_wrapper(self.transform, self.orientation, self.outputs)
+        super().__post_init__()
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         """Return the transform's results for the record's image, as arrays."""
-        pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
+        pixels = self.pixels(record, rng)
         image: Any
         if self.image == "pil":
             image = Image.fromarray(pixels)
@@ -68,5 +67,4 @@ class Torchvision:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        version = LibraryVersion(torchvision.__version__)
-        return version, self.transform, self.image, self.orientation, self.outputs
+        return LibraryVersion(torchvision.__version__), self.transform, self.image, *self.options

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -523,23 +520,3 @@ def lighting_offset(weights: npt.ArrayLike) -> Matrix:
     """Return AlexNet's lighting noise, added to R, G, B in 0..255, for three normally distributed weights."""
     added: Matrix = 255 * EIGENVECTORS @ (EIGENVALUES * np.asarray(weights))
     return added
-
-
-@contextmanager
-def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and PyTorch (CPU) within the context. Not thread-safe."""
-    torch = sys.modules.get("torch")
-    of_torch = torch.random.default_generator if torch is not None else None
-    states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()
-    words = rng.integers(1 << 32, size=3, dtype=np.uint32)
-    try:
-        random.seed(int(words[0]))
-        np.random.seed(words[1])
-        if of_torch is not None:
-            of_torch.manual_seed(int(words[2]))
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        if of_torch is not None:
-            of_torch.set_state(states[2])

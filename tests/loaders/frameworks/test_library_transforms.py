@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shardprep import open_dataset
+from shardprep import TrainTransform, open_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
 from support.image_files import with_orientation
@@ -88,12 +88,31 @@ def test_the_image_is_decoded_to_rgb_and_turned_if_that_is_asked_for(library: Li
 
 @pytest.mark.parametrize(
     "options",
-    [{"transform": [1]}, {"orientation": 1}, {"orientation": "upright"}, {"outputs": "image"}],
+    [
+        *({"transform": [1]}, {"orientation": 1}, {"orientation": "upright"}, {"outputs": "image"}),
+        *(
+            {"crop": each}
+            for each in (8, TrainTransform(8, layout="CHW"), TrainTransform(8, dtype="float32"))
+        ),
+        *({"crop": TrainTransform(8), "orientation": "apply"}, {"crop": TrainTransform(8, masks=("mask",))}),
+    ],
     ids=str,
 )
 def test_options_of_another_kind_are_refused(library: Library, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         library.wrap(**({"transform": library.nothing} | options))
+
+
+def test_a_transform_gets_the_crop_that_is_made_first(library: Library, lmdb_shards: Path) -> None:
+    crop = TrainTransform(20)
+    transform = library.wrap(library.nothing, crop=crop)
+    with loader_on(lmdb_shards, transform=transform) as one, loader_on(lmdb_shards, transform=crop) as other:
+        found, expected = one.replay(0, 0), other.replay(0, 0)
+
+    images = found.batch[0] if library.shape[0] > 3 else np.moveaxis(found.batch[0], 1, 3)
+    np.testing.assert_array_equal(images, expected.batch[0])
+    assert found.records == expected.records  # with the crops shown
+    assert transform.identity != library.wrap(library.nothing, crop=TrainTransform(21)).identity
 
 
 @pytest.mark.parametrize("make", [loader_on, open_dataset])

@@ -1,0 +1,82 @@
+"""The base of the wrappers for transforms of other libraries."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders.transforms.contract import ArraySpec, TransformInput, check_choice, checked_outputs
+from shardprep.loaders.transforms.decode import ORIENTATIONS, Orientation, Pixels, decode_rgb
+from shardprep.loaders.transforms.geometry import ShownPart
+from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+
+
+@dataclass(frozen=True)
+class WrappedTransform:
+    """Base of the wrappers. ``transform`` gets a record's image, or what ``crop`` makes of it."""
+
+    transform: Any
+    _: KW_ONLY
+    crop: TrainTransform | EvalTransform | None = None
+    orientation: Orientation = "ignore"
+    outputs: tuple[ArraySpec, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.transform, type) or not callable(self.transform):
+            raise UsageError(
+                f"transform must be a callable, such as a Compose([...]), not {self.transform!r}"
+            )
+        check_choice("orientation", self.orientation, ORIENTATIONS)
+        checked_outputs(self.outputs)
+        if self.crop is None:
+            return
+        if not isinstance(self.crop, TrainTransform | EvalTransform):
+            raise UsageError(f"crop must be a TrainTransform, an EvalTransform or None, not {self.crop!r}")
+        if len(self.crop.outputs) > 1 or self.crop.outputs[0].shape[2:] != (3,) or self.crop.dtype != "uint8":
+            raise UsageError(f"crop must make a uint8 image in HWC, without masks and boxes: {self.crop!r}")
+        if self.orientation != "ignore":
+            raise UsageError("with a crop, give it the orientation: crop=TrainTransform(224, orientation=…)")
+
+    @property
+    def shown(self) -> Callable[[TransformInput, np.random.Generator], ShownPart] | None:
+        """The crop's method for replays; None without a crop, since other libraries do not report theirs."""
+        return self.crop.shown if self.crop else None
+
+    def pixels(self, record: TransformInput, rng: np.random.Generator) -> Pixels:
+        """Return the image or the crop, uint8 [height, width, 3]; ``rng`` continues after it."""
+        if self.crop is None:
+            return decode_rgb(record.image, orientation=self.orientation, key=record.key)
+        made: Pixels = self.crop(record, rng)
+        return made
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        """The values that determine the results, besides the library's version and ``transform``."""
+        return self.orientation, self.outputs, *([self.crop] if self.crop else [])
+
+
+@contextmanager
+def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and PyTorch (CPU) within the context. Not thread-safe."""
+    torch = sys.modules.get("torch")
+    of_torch = torch.random.default_generator if torch is not None else None
+    states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()
+    words = rng.integers(1 << 32, size=3, dtype=np.uint32)
+    try:
+        random.seed(int(words[0]))
+        np.random.seed(words[1])
+        if of_torch is not None:
+            of_torch.manual_seed(int(words[2]))
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if of_torch is not None:
+            of_torch.set_state(states[2])
