@@ -83,7 +83,7 @@ from shardprep.loaders.loader.work import (
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges, resumed
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
-from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.order.ranks import refuse_division, refuse_other_rank
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, outputs_of
 
@@ -273,6 +273,7 @@ class Loader(Owned, Closable):
         """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
+        refuse_division(self._plan.world_size)
         if not self._workers:
             self._kept_transform  # noqa: B018 - cached before calls in this process change the transform
         self._waiting = self._next

@@ -66,6 +66,18 @@ def refuse_other_rank(rank: int, world_size: int) -> None:
             )
 
 
+def refuse_division(world_size: int) -> None:
+    """Raise UsageError within a DataLoader of Accelerate, which would divide one rank's batches again."""
+    caller = sys._getframe().f_back if world_size > 1 else None
+    while caller:
+        if caller.f_code.co_qualname == "DataLoaderDispatcher.__iter__":
+            raise UsageError(
+                "Accelerate would divide the batches of rank 0 among all ranks, and nobody would get those of "
+                "the others: do not give the DataLoader to accelerator.prepare(); the Loader has its own ranks"
+            )
+        caller = caller.f_back
+
+
 def process_groups() -> list[ProcessRank]:
     """Return the rank of this process in each initialised framework: PyTorch, JAX, TensorFlow."""
     found = []

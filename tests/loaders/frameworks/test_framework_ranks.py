@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats.errors import UsageError
+from shardprep import UsageError
 from support.loaded import epoch_of, loader_on
 from support.rank_programs import assert_shared, free_address, told_by
 from support.sampling import torture_except
@@ -198,3 +198,15 @@ def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_a
                 UsageError, match=r"rank 0 of 1, but the Loader.*rank 1 of 2.*train_dataloader"
             ):
                 iter(other)
+
+
+@pytest.mark.slow
+def test_accelerate_cannot_divide_the_batches_of_a_rank_again(lmdb_shards: Path) -> None:
+    DataLoader = pytest.importorskip("torch.utils.data").DataLoader  # noqa: N806
+    prepare = pytest.importorskip("accelerate").Accelerator(cpu=True).prepare
+    from shardprep import to_torch
+
+    with loader_on(lmdb_shards) as whole, loader_on(lmdb_shards, rank=0, world_size=2) as half:
+        assert len(list(prepare(DataLoader(to_torch(whole), batch_size=None)))) == 21
+        with pytest.raises(UsageError, match=r"do not give the DataLoader to accelerator\.prepare"):
+            next(iter(prepare(DataLoader(to_torch(half), batch_size=None))))
