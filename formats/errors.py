@@ -113,7 +113,7 @@ class ShardprepError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.path = None if path is None else os.fsdecode(path)
+        self.path: str | None = None if path is None else os.fsdecode(path)
         self.shard = shard
         self.key = key
 

@@ -26,10 +26,10 @@ os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 import cv2
 
 # Other packages, such as opencv-python, install a cv2 in the same place, and pip does not check its version.
-if tuple(map(int, cv2.__version__.split(".")[:2])) < (4, 12):
+if tuple(map(int, cv2.__version__.split(".")[:2])) < (4, 13):
     raise ImportError(
-        f"OpenCV {cv2.__version__} decodes truncated images without an error: uninstall other packages of OpenCV, "
-        "and install opencv-python-headless 4.12 or newer"
+        f"OpenCV {cv2.__version__} decodes truncated or turned images wrongly: uninstall other packages "
+        "of OpenCV, and install opencv-python-headless 4.13 or newer"
     )
 
 __all__ = ["cv2"]
