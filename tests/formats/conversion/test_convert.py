@@ -11,21 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import (
-    BadImage,
     Converted,
     ConvertOptions,
-    NoSpace,
-    PlanMismatch,
     PlanOptions,
     SkippedCause,
     SkippedImages,
-    UsageError,
     convert,
     join,
     open_dataset,
     verify,
 )
 from shardprep.formats.conversion import prepare as preflight
+from shardprep.formats.errors import BadImage, NoSpace, PlanMismatch, UsageError
 from shardprep.formats.runtime import files as filesystem
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress

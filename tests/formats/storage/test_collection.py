@@ -14,10 +14,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats import (
-    DataError,
-    ManifestDamaged,
-    UnknownVersion,
-    UsageError,
     collect,
     convert,
     open_collection,
@@ -27,6 +23,7 @@ from shardprep.formats import (
     repair,
     verify,
 )
+from shardprep.formats.errors import DataError, ManifestDamaged, UnknownVersion, UsageError
 from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder

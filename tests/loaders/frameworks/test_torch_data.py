@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 
 from shardprep import (
-    CorruptRecord,
     EvalTransform,
     FakeData,
     Flow,
     Record,
     TransformedDataset,
-    UsageError,
     collect,
     open_collection,
     open_dataset,
 )
+from shardprep.formats.errors import CorruptRecord, UsageError
 from shardprep.loaders import Loader, TrainTransform
 from support.loaded import Kept, assert_same, crops_on, epoch_of
 
