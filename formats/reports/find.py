@@ -20,7 +20,7 @@ from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
 from shardprep.formats.runtime.files import naming, open_regular, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"
@@ -107,7 +107,7 @@ def find(
         raise UsageError("give at least one picture to look for")
     pictures = [_picture(image, near) for image in user_paths(images, "images")]
     with Dataset(dataset) as opened:
-        count = max(1, usable_cpus() if workers is None else workers)
+        count = max(1, checked_int(usable_cpus() if workers is None else workers, "workers", least=0))
         with WorkerPool(count) as pool:
             reading = ImageReading(pool, count, shown(progress))
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)

@@ -39,7 +39,7 @@ from shardprep.formats.runtime.jobs import (
 )
 from shardprep.formats.runtime.loop_thread import LoopThread, run_all
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.in_place import changed_in, hash_region
@@ -481,7 +481,8 @@ class _Verification:
         files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
         sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
         records, size = sum(file.records for file in files if file.name in room), int(sizes.sum())
-        count = usable_cpus() if self.workers is None else max(1, self.workers)
+        asked = usable_cpus() if self.workers is None else self.workers
+        count = max(1, checked_int(asked, "workers", least=0))
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
         sent = []

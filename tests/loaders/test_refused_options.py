@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,21 @@ import pytest
 import shardprep
 from shardprep.formats import convert, fetch, find, open_dataset
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import (
-    ArraySpec,
-    ColorJitter,
-    Cut,
-    EvalTransform,
-    FakeData,
-    LocalShuffle,
-    TrainTransform,
-    Views,
-)
+from shardprep.loaders import ArraySpec, ColorJitter, Cut, EvalTransform, FakeData
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.frames import FrameReceiver, send_batches
 from shardprep.loaders.machines.keys import make_keys
 from shardprep.loaders.measuring.disk import measure_disk
-from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch import EpochPlan, LocalShuffle
 from shardprep.loaders.order.parts import WeightedParts
 from shardprep.loaders.remote import RemoteSource, serve
+from shardprep.loaders.transforms.transforms import TrainTransform
+from shardprep.loaders.transforms.views import Views
 from support.column_datasets import write_columns
 from support.cut_datasets import collected
 from support.engine_workers import Writing, layout
+from support.image_files import PHOTOGRAPHS
 from support.loaded import loader_on
 from support.loader_workers import nothing
 from support.remote_ends import ANY_PORT, numbers
@@ -238,6 +233,17 @@ def test_a_key_is_no_record_number_but_the_index_has_the_numbers_of_keys(lmdb_sh
         assert (dataset.index["key"] == key.encode()).nonzero()[0].tolist() == [5]
         with pytest.raises(TypeError, match=rf"a number, not '{key}'; of a key: .dataset.index\["):
             dataset[key]  # type: ignore[index]
+
+
+def test_a_number_of_workers_is_a_whole_number(lmdb_shards: Path, tmp_path: Path) -> None:
+    calls = (
+        shardprep.verify,
+        partial(find, images=PHOTOGRAPHS),
+        partial(shardprep.report, output=tmp_path / "p"),
+    )
+    for call, workers in product(calls, ("2", -1, 1.5)):
+        with pytest.raises(UsageError, match="workers must be a whole number"):
+            call(lmdb_shards, workers=workers)
 
 
 def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path: Path) -> None:
