@@ -296,8 +296,7 @@ class StoredFile:
         return cls(found["size"], (found["e_tag"] or found["last_modified"].isoformat()).strip('"'))
 
 
-CHUNK_BYTES = 1 << 20  # hashed and written at once
-PIECE_BYTES = 1 << 16  # read from a response at once, until one breaks off
+CHUNK_BYTES = 1 << 20  # read from a response, hashed and written at once
 LEAST_BYTES = 1 << 12  # counts as progress; also the least to arrive within two timeouts
 TRIES = 4  # without progress
 WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first try; then increasing
@@ -403,7 +402,7 @@ class RemoteFolder(Owned):
     async def read(
         self, name: str, start: int = 0, stop: int | None = None, *, only: StoredFile | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file from byte ``start``, to ``stop`` or the end, in chunks of about CHUNK_BYTES.
+        """Yield a file from byte ``start``, to ``stop`` or the end, in chunks of about CHUNK_BYTES or less.
 
         Without ``stop``, a response decides where the file ends. Failed requests are retried as the policy
         says. A response that breaks off, has a wrong length or file, or brings less than LEAST_BYTES within
@@ -417,23 +416,16 @@ class RemoteFolder(Owned):
 
         fruitless, is_coarse = 0, True
         while True:
-            begun, size = start, 0
-            pieces: list[bytes] = []
-            failure: RemoteFailed | None = None
+            begun, failure = start, None
             try:
                 async with aclosing(self._answer(name, start, stop, only, is_coarse=is_coarse)) as answer:
-                    async for piece in answer:
-                        pieces.append(piece)
-                        start, size = start + len(piece), size + len(piece)
-                        if size >= CHUNK_BYTES:
-                            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                            pieces, size = [], 0
+                    async for chunk in answer:
+                        start += len(chunk)
+                        yield chunk
             except RemoteFailed as error:
                 if not error.may_pass:
                     raise
                 failure = error
-            if pieces:
-                yield b"".join(pieces)
             if failure is None or start == stop:
                 return
             fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
@@ -448,7 +440,7 @@ class RemoteFolder(Owned):
     async def _answer(
         self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of one response as they arrive; ``is_coarse`` is faster, but can lose some."""
+        """Yield the bytes of one response as they arrive, or if ``is_coarse``, faster, in whole chunks."""
         import asyncio  # start-up time
 
         at: dict[str, Any] = {"path": self.place.url, "shard": name}
@@ -462,14 +454,13 @@ class RemoteFolder(Owned):
         if only not in (None, StoredFile.of(found.meta)):
             raise OtherFile("is not the same file as before", **at)
         arrived, left_s = 0, 2 * self._policy.timeout_s
-        is_whole = is_coarse and stop is not None and stop - start <= CHUNK_BYTES
-        pieces = None if is_whole else aiter(found.stream(min_chunk_size=PIECE_BYTES if is_coarse else 1))
-        while True:
+        chunks = aiter(found.stream(min_chunk_size=CHUNK_BYTES if is_coarse else 1))
+        while start != stop:
             asked = time.monotonic()
             try:
                 with translated(self.place, name, AnswerBroken):
                     async with asyncio.timeout(left_s):
-                        piece: Any = await (found.bytes_async() if pieces is None else anext(pieces))
+                        chunk = bytes(await anext(chunks))
             except StopAsyncIteration:
                 break
             except TimeoutError as error:
@@ -477,13 +468,11 @@ class RemoteFolder(Owned):
                     f"failed: only {arrived:,} bytes arrived in {2 * self._policy.timeout_s:g} s; {AGAIN}",
                     **at,
                 ) from error
-            start += len(piece)
+            start += len(chunk)
             if stop is not None and start > stop:
                 break
-            yield piece
-            if pieces is None:
-                break
-            arrived, left_s = arrived + len(piece), left_s - (time.monotonic() - asked)
+            yield chunk
+            arrived, left_s = arrived + len(chunk), left_s - (time.monotonic() - asked)
             if arrived >= LEAST_BYTES:
                 arrived, left_s = 0, 2 * self._policy.timeout_s
         if stop not in (None, start):
