@@ -419,7 +419,7 @@ class FileSource:
         if self.place is None:
             yield LOCAL
             return
-        with HeldFiles(self.opened, shared, held=held, most=1) as files:
+        with HeldFiles(self.opened, shared, most=0 if held else 1) as files:
             yield files
 
     def opened(self) -> FileCache:
@@ -434,19 +434,14 @@ MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader tak
 class HeldFiles(LocalFiles, Owned, Closable):
     """Holds the last files that were opened, at most ``most``, or fewer if there is no room.
 
-    The cache is ``shared``, or opened when it is needed, and closed at the end. If another process has
-    ``held`` the files, this one only replaces damaged ones. Thread-safe; a forked process starts with none.
+    The cache is ``shared``, or opened when it is needed, and closed at the end. If ``most`` is 0, another
+    process holds the files, and damaged ones are replaced. Thread-safe; a forked process starts with none.
     """
 
     def __init__(
-        self,
-        opened: Callable[[], FileCache],
-        shared: FileCache | None = None,
-        *,
-        held: bool = False,
-        most: int = MOST_HELD,
+        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, most: int = MOST_HELD
     ) -> None:
-        self._open, self._shared, self._are_held, self._most = opened, shared, held, most
+        self._open, self._shared, self._most = opened, shared, most
         self._cache: FileCache | None = None
         self._lock = threading.Lock()  # for opening the cache
         self._process = os.getpid()
@@ -462,7 +457,7 @@ class HeldFiles(LocalFiles, Owned, Closable):
 
     def provide(self, entry: FileEntry) -> None:
         """Make a file available and hold it. Raises the errors of :meth:`FileCache.hold`."""
-        if self._are_held:
+        if not self._most:
             return
         if self._process != os.getpid():
             self._process, self._held = os.getpid(), OrderedDict()

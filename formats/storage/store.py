@@ -405,8 +405,8 @@ class RemoteFolder(Owned):
         """Yield a file from byte ``start``, to ``stop`` or the end, in chunks of about CHUNK_BYTES or less.
 
         Without ``stop``, a response decides where the file ends. Failed requests are retried as the policy
-        says. A response that breaks off, has a wrong length or file, or brings less than LEAST_BYTES within
-        two timeouts is resumed from its last byte, as long as one of TRIES brings LEAST_BYTES.
+        says. A response that breaks off, has a wrong length or file, or brings too little within two
+        timeouts is resumed from its last chunk, as long as one of TRIES brings LEAST_BYTES.
 
         Raises AnswerBroken after that, or OtherFile if the file is not ``only``; RangeRefused if a range is
         requested and the server sends only whole files, or the file is shorter; RemoteMissing, RemoteDenied;
