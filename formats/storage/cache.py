@@ -556,7 +556,7 @@ class CachedDataset(Dataset):
     def _open_cache(self) -> FileCache:
         cache = self.source.opened()
         if hasattr(self, "manifest"):  # the folder may have been deleted since the dataset was closed
-            cache.folder.publish(self.manifest, self.manifest.to_bytes())
+            cache.folder.publish(self.manifest)
         return cache
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
@@ -566,7 +566,7 @@ class CachedDataset(Dataset):
         found = remote_dataset(self._place)
         if root not in (None, found.manifest.root):
             raise SourceDamaged("was replaced by another dataset; open it again", path=self._place.url)
-        folder.publish(found.manifest, found.data)
+        folder.publish(found.manifest)
         return found.manifest
 
     @property

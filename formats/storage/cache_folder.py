@@ -198,7 +198,7 @@ class CacheFolder:
                 return manifest
         return None
 
-    def publish(self, manifest: Manifest, data: bytes) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """Make a dataset's folder unless it exists; the manifest comes last. Raises OSError."""
         folder = self.dataset(manifest.root)
         with self.turn():
@@ -211,7 +211,7 @@ class CacheFolder:
                 link = unfinished(folder, entry.name)
                 link.symlink_to(os.path.relpath(self.path_of(entry), folder))  # a cache can be moved
                 link.replace(folder / entry.name)
-            publish_bytes(folder / MANIFEST_NAME, data, folder)
+            publish_bytes(folder / MANIFEST_NAME, manifest.to_bytes(), folder)
 
     def pinned(self, entry: FileEntry) -> LockDescriptor | None:
         """Return a lock that prevents a file's eviction, or None if the whole file is not there."""

@@ -218,10 +218,9 @@ class Download(FileTransfer):
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """A published dataset: its folder, its manifest, and the bytes of that as ``data``."""
+    """A published dataset: its folder and its manifest."""
 
     folder: RemoteFolder
-    data: bytes
     manifest: Manifest
 
     def refuse_archive(self) -> None:
@@ -293,7 +292,7 @@ async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
         try:
             if len(data) > MAX_MANIFEST_BYTES:
                 raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
-            return RemoteDataset(folder, data, Manifest.parse(data))
+            return RemoteDataset(folder, Manifest.parse(data))
         except ManifestDamaged as error:
             error.path, error.shard = folder.place.url, MANIFEST_NAME
             if (tried := tried + 1) == TRIES:

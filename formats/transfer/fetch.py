@@ -69,7 +69,7 @@ class LocalCopy:
         if not path.exists():
             check_output(self.output, work="a fetch")
             refuse_other_plan(self.output, {"dataset": self.remote.manifest.root}, work="fetch")
-        elif read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.data:
+        elif read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.manifest.to_bytes():
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
                 "another folder, or remove this one",
@@ -116,7 +116,7 @@ class LocalCopy:
             is_complete = len(downloads) == len(manifest.files)
             if is_complete:
                 if not (self.output / MANIFEST_NAME).exists():
-                    publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
+                    publish_bytes(self.output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
                 work_folder.remove()
         url = self.remote.folder.place.url
         return FetchedDataset(self.output, url, manifest, fetched, there, is_complete)

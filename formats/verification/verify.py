@@ -244,7 +244,7 @@ class CachedFiles(DatasetFiles):
 
     def manifest(self) -> Manifest:
         found = remote_dataset(self._cache.place)
-        self._cache.folder.publish(found.manifest, found.data)
+        self._cache.folder.publish(found.manifest)
         self.folder = self._cache.folder.dataset(found.manifest.root)
         return found.manifest
 
