@@ -358,17 +358,16 @@ class _IndexFile:
     """The index of one dataset in a :class:`StoredIndex`."""
 
     def __init__(self, part: DatasetPart, *, verify: bool) -> None:
-        self.part, self._manifest = part, part.manifest
-        self._path = part.folder / INDEX_NAME
+        self.part, self._path, manifest = part, part.folder / INDEX_NAME, part.manifest
         with published_file(self._path) as descriptor:
             status = os.fstat(descriptor)
-            if verify or not Seal(status, self._manifest.root).holds:
-                checked_index(part.folder, part.manifest, verify=verify)
+            if verify or not Seal(status, manifest.root).holds:
+                checked_index(part.folder, manifest, verify=verify)
             self._known = state_of(status)
             self._start = 10 + int.from_bytes(read_at(descriptor, 2, 8), "little")  # after the header
-        width = (status.st_size - self._start) // self._manifest.records
-        spare = index_dtype(1, offsets=self._manifest.offsets).itemsize - 1
-        self.row = index_dtype(width - spare, offsets=self._manifest.offsets)
+        width = (status.st_size - self._start) // manifest.records
+        spare = index_dtype(1, offsets=manifest.offsets).itemsize - 1
+        self.row = index_dtype(width - spare, offsets=manifest.offsets)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> Rows:
         """Return rows in any order; adjacent ones are read together."""

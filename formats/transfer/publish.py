@@ -170,9 +170,8 @@ def upload(
     files.sort(key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
     uploaded, there = transfers.run("publish", manifest, uploads, kept=kept)
-    if not already:
-        proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
-        run(place.finish(manifest, proven))
+    proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
+    run(place.finish(manifest, proven))
     run(place.drop_claim())
     return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
 
