@@ -236,9 +236,7 @@ class ShardContents(RecordContents):
             missing = [f".{part}" for part in sorted(self._parts - parts)]
             missing += ["an image"] if has_images and not image else []
             if missing:
-                lacks = (
-                    f"lacks {', '.join(missing[:8])}, which other samples have; add it, also to later ones"
-                )
+                lacks = f"lacks {', '.join(missing[:8])}, which other samples have; add it to every sample"
                 self.problems.add(SourceDamaged(lacks, path=place, key=stem))
         fields = []
         for part in sorted(self._parts - self.layout.no_columns(self._parts)):

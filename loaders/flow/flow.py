@@ -488,7 +488,7 @@ class Flow(Closable):
         if has(self.node, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
         if has(self.node, Cache):  # the cache would be lost with the process
-            raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
+            raise UsageError("a cache() cannot be kept in another process; put it after in_process()")
         return Flow(InProcess(self.node, checked_int(ahead, "the number of items to run ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:

@@ -34,7 +34,7 @@ from shardprep.loaders.loader.stats import (
     Supplier,
 )
 
-POOL_ADVICE = "more threads help where the function waits or releases the interpreter's lock, else processes="
+POOL_ADVICE = "more threads help where the function waits or releases the GIL, otherwise processes="
 THREAD_ADVICE = "the steps before prefetch() share one thread; give map() threads= or processes="
 PROCESS_ADVICE = "the steps before in_process() share one process; map() with processes= uses several"
 

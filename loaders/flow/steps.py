@@ -142,7 +142,7 @@ class Cache(Step):
 
     def __post_init__(self) -> None:
         if self.source.length.is_infinite:
-            raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
+            raise UsageError("an infinite flow cannot be kept in memory; use take(n) before it")
 
     def run(self, now: PassContext) -> Iterator[Any]:
         kept, at = now.kept.values, now.place(self)
@@ -243,7 +243,7 @@ class Repeat(Step):
 
     def __post_init__(self) -> None:
         if self.source.length.is_infinite:
-            raise UsageError("an infinite flow cannot be repeated; leave out repeat(), or use take(n) before")
+            raise UsageError("an infinite flow cannot be repeated; omit repeat(), or use take(n) before it")
         if self.passes is None and self.source.length.is_exact and not self.source.length.items:
             raise UsageError("a flow without items cannot be repeated without end")
 

@@ -772,7 +772,7 @@ def resumed_in_processes(whole: Pipeline, data: st.DataObject) -> None:
 def in_one_other_process(whole: Pipeline, data: st.DataObject) -> None:
     ahead = data.draw(st.integers(1, 20))
     if Unchanged("cache") in whole.steps:
-        with pytest.raises(UsageError, match="put it behind in_process"):
+        with pytest.raises(UsageError, match="put it after in_process"):
             whole.flow().in_process()
         return
     with whole.flow().in_process(ahead=ahead) as flow:

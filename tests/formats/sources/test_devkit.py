@@ -170,16 +170,16 @@ def test_an_image_of_another_name_has_no_label_and_no_words_are_too_long_for_a_m
 
 CAFFE = b"ILSVRC2012_val_00000002.JPEG 1\n"
 NO_LABELS: list[tuple[str, bytes, type[Exception], str]] = [
-    ("LOC_val_solution.csv", b"Id,Label\n", LabelConflict, "says Label, which is none of the 3 classes"),
+    ("LOC_val_solution.csv", b"Id,Label\n", LabelConflict, "says Label, which is not one of the 3 classes"),
     *(("LOC_val_solution.csv", HEAD + row, SourceDamaged, "not an image and its label") for row in (b"a\n", b"a,\n", b"a,n01440764 1,2\n")),
     ("LOC_val_solution.csv", HEAD + b"a,n01440764\na,n01440764\n", SourceDamaged, "twice"),
     ("LOC_val_solution.csv", HEAD + b"a,n01440764\n\xff", SourceDamaged, "can.t decode byte 0xff in position 37"),
-    ("LOC_val_solution.csv", HEAD + b"a,n01443537 1 2 3 4\n", LabelConflict, "says n01443537, which is none of the 3 classes"),
+    ("LOC_val_solution.csv", HEAD + b"a,n01443537 1 2 3 4\n", LabelConflict, "says n01443537, which is not one of the 3 classes"),
     *(
         ("val.txt", CAFFE + line, SourceDamaged, "is not an image and its label")
         for line in (b"ILSVRC2012_val_00000001.JPEG\n", b"ILSVRC2012_val_00000001.JPEG -1\n", b"a 1\n", b"\n")
     ),
-    ("val.txt", CAFFE.replace(b"1\n", b"3\n"), LabelConflict, "says 3, which is none of the 3 classes"),
+    ("val.txt", CAFFE.replace(b"1\n", b"3\n"), LabelConflict, "says 3, which is not one of the 3 classes"),
 ]  # fmt: skip
 
 
