@@ -206,7 +206,7 @@ class RecordSet(Closable, ABC):
             number, count = operator.index(number), len(self.index)
         except TypeError as error:
             find = '(dataset.index["key"] == key.encode()).nonzero()[0]'
-            raise TypeError(f"a record has a number, not {number!r}; of a key: {find}") from error
+            raise TypeError(f"records are read by number, not {number!r}; of a key: {find}") from error
         if not -count <= number < count:
             raise IndexError(f"record {number} of {count}")
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()

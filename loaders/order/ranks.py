@@ -72,7 +72,7 @@ def refuse_division(world_size: int) -> None:
     while caller:
         if caller.f_code.co_qualname == "DataLoaderDispatcher.__iter__":
             raise UsageError(
-                "Accelerate would divide the batches of rank 0 among all ranks, and nobody would get those of "
+                "Accelerate would divide the batches of rank 0 among all ranks, and drop those of "
                 "the others: do not give the DataLoader to accelerator.prepare(); the Loader has its own ranks"
             )
         caller = caller.f_back

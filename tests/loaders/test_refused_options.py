@@ -231,7 +231,7 @@ def test_a_key_is_no_record_number_but_the_index_has_the_numbers_of_keys(lmdb_sh
     with open_dataset(lmdb_shards) as dataset:
         key = dataset[5].key
         assert (dataset.index["key"] == key.encode()).nonzero()[0].tolist() == [5]
-        with pytest.raises(TypeError, match=rf"a number, not '{key}'; of a key: .dataset.index\["):
+        with pytest.raises(TypeError, match=rf"by number, not '{key}'; of a key: .dataset.index\["):
             dataset[key]  # type: ignore[index]
 
 
