@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from shardprep.formats import Manifest, read_manifest
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.record import ImageClass, LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
-from shardprep.formats.shards.manifest import (
-    CRITICAL_KEYS,
-    KNOWN_KEYS,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    read_manifest,
-)
+from shardprep.formats.shards.manifest import CRITICAL_KEYS, KNOWN_KEYS, MAX_MANIFEST_BYTES
 from shardprep.formats.shards.read import FileEntry
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

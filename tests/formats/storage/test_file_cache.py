@@ -21,17 +21,10 @@ from shardprep.formats import OperationError, UsageError, open_dataset, read_man
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage import cache as file_cache, cache_folder
+from shardprep.formats.storage import cache as file_cache, cache_folder, store
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, CacheFolder, StillWaiting, hex_of
-from shardprep.formats.storage.store import (
-    TRIES,
-    AnswerBroken,
-    Location,
-    RemoteDamaged,
-    RemoteDenied,
-    RetryPolicy,
-)
+from shardprep.formats.storage.store import AnswerBroken, Location, RemoteDamaged, RemoteDenied, RetryPolicy
 from shardprep.formats.storage.transfer import find_datasets
 from support.datasets import flip, open_files
 from support.faulty_proxy import HIDDEN, Proxy
@@ -103,7 +96,9 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is
         assert HIDDEN not in str(caught.value)
         assert hex_of(bad) not in files_in(tmp_path / "cache")
         assert not [*(tmp_path / "cache/parts").iterdir()]
-        assert len(proxy.ranges_of(bad.name)) <= TRIES + (8 if fault == "cut" else 0)  # halves bring more
+        assert len(proxy.ranges_of(bad.name)) <= store.TRIES + (
+            8 if fault == "cut" else 0
+        )  # halves bring more
 
         if fault == "403":  # settings are read again, as renewed credentials are
             as_endpoint(f"http://127.0.0.1:{proxy.server}", monkeypatch)
