@@ -130,7 +130,7 @@ class DecoderCheck(NamedTuple):
 @cache
 def checked_decoder() -> DecoderCheck:
     """Decode all canaries (about 5 ms, once per process)."""
-    reference = [tuple(line.split("\t")) for line in PIXELS.read_text().splitlines()]
+    reference = [tuple(line.split("\t")) for line in PIXELS.read_text("utf-8").splitlines()]
     here = [canary_row(name, int(reduction)) for name, reduction, _ in reference]
     differing = (one[0] for one, other in zip(here, reference, strict=True) if one != other)
     return DecoderCheck(_digest(here), _digest(reference), tuple(dict.fromkeys(differing)))

@@ -234,8 +234,8 @@ class CacheFolder:
                 return
             remove_file(self.path_of(entry), pin)
             flags = PART_FLAGS | os.O_APPEND | os.O_NONBLOCK
-            with suppress(OSError), os.fdopen(os.open(self.path / "replaced", flags, 0o666), "w") as log:
-                log.write(f"{hex_of(entry)}\n")
+            with suppress(OSError), os.fdopen(os.open(self.path / "replaced", flags, 0o666), "wb") as log:
+                log.write(f"{hex_of(entry)}\n".encode())
 
     @property
     def replaced(self) -> int:

@@ -69,7 +69,7 @@ def available() -> int | None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return []
 

@@ -220,7 +220,7 @@ def worker_pids() -> set[int]:
 def _status(pid: int) -> dict[str, int]:
     """Return the sizes in /proc/PID/status in bytes, by name; empty without /proc or the process."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return {}
     values = [line.split() for line in lines if line.endswith(" kB")]
