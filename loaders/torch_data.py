@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from shardprep.formats.runtime.files import Owned, not_copyable
 from shardprep.loaders.batches.passes import Source
 from shardprep.loaders.batches.slots import NUMBERS
 from shardprep.loaders.batches.stack import Conversion
+
+if TYPE_CHECKING:
+    from shardprep.loaders import Flow, Loader
 
 try:
     import torch
@@ -66,6 +69,10 @@ class ResumableTorchBatches(TorchBatches):
         self.source.load_state_dict(state, **options)  # type: ignore[union-attr]
 
 
+@overload
+def to_torch(source: Loader | Flow) -> ResumableTorchBatches: ...
+@overload
+def to_torch(source: Source) -> TorchBatches: ...
 def to_torch(source: Source) -> TorchBatches:
     """Return an ``IterableDataset`` over ``source``; each iteration is one epoch.
 
