@@ -44,13 +44,7 @@ from shardprep.formats.storage.store import (
     part_bytes,
     refuse_server,
 )
-from shardprep.formats.storage.transfer import (
-    FileTransfer,
-    HashedBytes,
-    TransferRun,
-    dataset_in,
-    fill,
-)
+from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, TransferRun, dataset_in, fill
 
 CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
 JSON_FILES = (MANIFEST_NAME, "upload.json")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.contract import LibraryVersion, TransformInput, in_arrays
+from shardprep.loaders.transforms.contract import LibraryVersion, in_arrays
+from shardprep.loaders.transforms.decode import Pixels
 from shardprep.loaders.transforms.wrapper import WrappedTransform, seeded_globally
 
 # Otherwise every worker asks the package index for a newer version on import.
@@ -47,9 +48,7 @@ class Albumentations(WrappedTransform):
         UsageError: An option is invalid, or ``crop`` makes anything but one uint8 image in HWC.
     """
 
-    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return the transformed image as an array."""
-        pixels = self.pixels(record, rng)
+    def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:
         # `set_random_seed` would give all transforms of a Compose the same draws.
         self.transform.set_random_state(rng, random.Random(int(rng.integers(1 << 63))))  # noqa: S311
         with seeded_globally(rng):

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.contract import LibraryVersion, TransformInput, check_choice, in_arrays
+from shardprep.loaders.transforms.contract import LibraryVersion, check_choice, in_arrays
+from shardprep.loaders.transforms.decode import Pixels
 from shardprep.loaders.transforms.wrapper import WrappedTransform, seeded_globally
 
 try:
@@ -54,9 +55,7 @@ class Torchvision(WrappedTransform):
         check_choice("image", self.image, ("tensor", "pil"))
         super().__post_init__()
 
-    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return the transform's results for the record's image, as arrays."""
-        pixels = self.pixels(record, rng)
+    def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:
         image: Any
         if self.image == "pil":
             image = Image.fromarray(pixels)

@@ -24,6 +24,7 @@ from shardprep.loaders.transforms.contract import (
 from shardprep.loaders.transforms.decode import EncodedImage, Orientation, Reduction
 from shardprep.loaders.transforms.geometry import ShownPart
 from shardprep.loaders.transforms.transforms import ImageTransform
+from shardprep.loaders.transforms.wrapper import WrappedTransform
 
 
 class _Group(NamedTuple):
@@ -39,9 +40,9 @@ class Views:
     """Several views of each image, for self-supervised training or repeated augmentation.
 
     A record is read once. Images are decoded once for all views of :class:`TrainTransform` and
-    :class:`EvalTransform`: a crop-ready image in the rectangle around the crops, or in each crop if that is
-    fewer pixels; any other image whole. Views at a fraction of the size share one more decode at that
-    fraction. Other transforms decode for themselves.
+    :class:`EvalTransform`, also as the ``crop`` of another library's transforms: a crop-ready image in the
+    rectangle around the crops, or in each crop if that is fewer pixels; any other image whole. Views at a
+    fraction of the size share one more decode at that fraction. Other transforms decode for themselves.
 
     View ``v`` of a record draws from its own stream, that of (seed, epoch, record, v): its arrays are bit for
     bit those of its transform alone with these random numbers. View 0 has the numbers of a loader with that
@@ -124,17 +125,18 @@ class Views:
         """Write :attr:`outputs` to C-contiguous arrays."""
         images: dict[Orientation, EncodedImage] = {}
         crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
-        chosen = []
+        chosen: list[Any] = []
         streams = _Streams(rng)
         for view, (transform, rows) in enumerate(zip(self.each, self._rows(arrays), strict=True)):
             random = streams.of(view)
-            if not isinstance(transform, ImageTransform):
+            cropping = transform.crop if isinstance(transform, WrappedTransform) else transform
+            if not isinstance(cropping, ImageTransform):
                 fill_rows(transform, record, random, rows)
                 continue
-            turned = transform.orientation
+            turned = cropping.orientation
             if turned not in images:
-                images[turned] = transform.encoded(record)
-            choice = transform.choose(images[turned], random)
+                images[turned] = cropping.encoded(record)
+            choice = cropping.choose(images[turned], random)
             crops.setdefault((turned, choice.reduction), []).append(choice.part)
             chosen.append((transform, images[turned], choice, random.bit_generator.state, rows))
         for (turned, reduction), parts in crops.items():

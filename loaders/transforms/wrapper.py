@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -12,14 +13,21 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.transforms.contract import ArraySpec, TransformInput, check_choice, checked_outputs
-from shardprep.loaders.transforms.decode import ORIENTATIONS, Orientation, Pixels, decode_rgb
+from shardprep.loaders.transforms.contract import (
+    Array,
+    ArraySpec,
+    TransformInput,
+    check_choice,
+    checked_outputs,
+    write_rows,
+)
+from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Pixels, decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
-from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
+from shardprep.loaders.transforms.transforms import Choice, EvalTransform, TrainTransform
 
 
 @dataclass(frozen=True)
-class WrappedTransform:
+class WrappedTransform(ABC):
     """Base of the wrappers. ``transform`` gets a record's image, or what ``crop`` makes of it."""
 
     transform: Any
@@ -44,17 +52,33 @@ class WrappedTransform:
         if self.orientation != "ignore":
             raise UsageError("with a crop, give it the orientation: crop=TrainTransform(224, orientation=…)")
 
+    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
+        """Return the transform's results as arrays."""
+        if self.crop:
+            return self.applied(self.crop(record, rng), rng)
+        return self.applied(decode_rgb(record.image, orientation=self.orientation, key=record.key), rng)
+
+    @abstractmethod
+    def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:
+        """Call ``transform`` with uint8 pixels [height, width, 3], and return its results as arrays."""
+
+    def render(
+        self,
+        record: TransformInput,
+        image: EncodedImage,
+        choice: Choice,
+        rng: np.random.Generator,
+        *rows: Array,
+    ) -> None:
+        """Write the results for a choice of :attr:`crop`, as :meth:`.ImageTransform.render` does."""
+        pixels = np.empty(self.crop.outputs[0].shape, np.uint8)  # type: ignore[union-attr]
+        self.crop.render(record, image, choice, rng, pixels)  # type: ignore[union-attr]
+        write_rows(self.applied(pixels, rng), rows, "the transform", key=record.key)
+
     @property
     def shown(self) -> Callable[[TransformInput, np.random.Generator], ShownPart] | None:
         """The crop's method for replays; None without a crop, since other libraries do not report theirs."""
         return self.crop.shown if self.crop else None
-
-    def pixels(self, record: TransformInput, rng: np.random.Generator) -> Pixels:
-        """Return the image or the crop, uint8 [height, width, 3]; ``rng`` continues after it."""
-        if self.crop is None:
-            return decode_rgb(record.image, orientation=self.orientation, key=record.key)
-        made: Pixels = self.crop(record, rng)
-        return made
 
     @property
     def options(self) -> tuple[object, ...]:

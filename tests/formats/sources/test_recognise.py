@@ -291,9 +291,7 @@ def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> No
         recognise(tmp_path, options=FOLLOW).listing("train")
 
 
-def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_pictures(photos, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(10)])
     whole = contents(recognise(photos).listing("train"))

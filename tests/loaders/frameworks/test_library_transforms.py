@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shardprep import TrainTransform, open_dataset
+from shardprep import ColorJitter, TrainTransform, Views, open_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
+from shardprep.loaders.transforms.decode import EncodedImage
 from support.image_files import with_orientation
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
 from support.transform_examples import COFFEE, rng
@@ -24,35 +25,32 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or its import asks the
 
 
 class Library(NamedTuple):
-    """What wraps a library's transforms, and two of these: a random one, and one that changes nothing."""
+    """What wraps a library's transforms, and three of these; one changes nothing, and one flips at random."""
 
     wrap: Callable[..., Any]
     training: Any
     nothing: Any
-    shape: tuple[int, ...]  # of what the random one returns, in float32
+    shape: tuple[int, ...]  # of what the training's returns, in float32
+    flip: Any = None
 
 
 def albumentations() -> Library:
     made = pytest.importorskip("albumentations", exc_type=ImportError)
     from shardprep.loaders.transforms.albumentations import Albumentations
 
-    steps = [
-        made.RandomResizedCrop((32, 32)),
-        made.OneOf([made.HorizontalFlip(p=0.5), made.VerticalFlip(p=0.5)], p=0.7),
-        made.RandomBrightnessContrast(p=0.5),
-        made.Normalize(),
-    ]
-    return Library(Albumentations, made.Compose(steps), made.NoOp(), (32, 32, 3))
+    flip = made.OneOf([made.HorizontalFlip(p=0.5), made.VerticalFlip(p=0.5)], p=0.7)
+    steps = [made.RandomResizedCrop((32, 32)), flip, made.RandomBrightnessContrast(p=0.5), made.Normalize()]
+    return Library(Albumentations, made.Compose(steps), made.NoOp(), (32, 32, 3), made.HorizontalFlip())
 
 
 def torchvision() -> Library:
     ops = pytest.importorskip("support.torchvision_ops", exc_type=ImportError)
 
-    return Library(ops.Here, ops.TRAINING, ops.v2.Identity(), (3, 32, 32))
+    return Library(ops.Here, ops.TRAINING, ops.v2.Identity(), (3, 32, 32), ops.v2.RandomHorizontalFlip())
 
 
 def torchvision_of_pil() -> Library:
-    wrap, training, nothing, shape = torchvision()
+    wrap, training, nothing, shape, _ = torchvision()
     from torchvision.transforms import v2
 
     return Library(partial(wrap, image="pil"), v2.Compose([v2.PILToTensor(), training]), nothing, shape)
@@ -113,6 +111,22 @@ def test_a_transform_gets_the_crop_that_is_made_first(library: Library, lmdb_sha
     np.testing.assert_array_equal(images, expected.batch[0])
     assert found.records == expected.records  # with the crops shown
     assert transform.identity != library.wrap(library.nothing, crop=TrainTransform(21)).identity
+
+
+def test_views_decode_once_for_all_crops_and_are_those_of_each_transform_alone(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, jitter = ArraySpec("image", library.shape, "uint8"), ColorJitter(0.4, 0.4, 0.4)
+    crops = [TrainTransform(32, interpolation="linear", color_jitter=one) for one in (None, jitter)]
+    each = [library.wrap(library.flip, crop=crop, outputs=(spec,)) for crop in crops]
+    draws = [np.random.Philox(key=[5, 6], counter=[0, view, 0, 0]) for view in (0, 0, 1)]
+    first, *streams = map(np.random.Generator, draws)
+    alone = [one(COFFEE, own) for one, own in zip(each, streams, strict=True)]
+    decoded, decode = [], EncodedImage._decode
+    monkeypatch.setattr(EncodedImage, "_decode", lambda self, *a: decoded.append(a) or decode(self, *a))
+
+    np.testing.assert_array_equal(Views(each)(COFFEE, first), alone)
+    assert len(decoded) == 1
 
 
 @pytest.mark.parametrize("make", [loader_on, open_dataset])

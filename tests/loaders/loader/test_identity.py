@@ -113,11 +113,7 @@ def same_name(source: str) -> Any:
 
 
 OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
-    (
-        TrainTransform(32),
-        TrainTransform(48, flip=False),
-        r"TrainTransform\(32\) .* \(48, flip=False\)",
-    ),
+    (TrainTransform(32), TrainTransform(48, flip=False), r"TrainTransform\(32\) .* \(48, flip=False\)"),
     (Views([TrainTransform(32)]), Views([TrainTransform(48)]), r"\(TrainTransform\(32\),\)\) where .*\(48\)"),
     (TrainTransform(32), EvalTransform(32), "TrainTransform where this one has EvalTransform"),
     (TrainTransform(32), None, "TrainTransform where this one has none"),
