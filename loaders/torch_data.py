@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -40,21 +39,18 @@ class TorchBatches(Owned, Conversion, IterableDataset[Any]):  # type: ignore[mis
         """Begin the next epoch. Raises UsageError in a DataLoader's worker, or if one would batch batches."""
         if get_worker_info() is not None:
             raise not_copyable(self, self.instead)
-        if hasattr(type(self.source), "batch_specs") and _will_be_batched(sys._getframe(1)):
+        # Only a DataLoader's fetcher knows whether it batches. The variables of no other caller are read,
+        # because its frame would then keep them, such as batches.
+        caller = sys._getframe(1)
+        if (
+            hasattr(type(self.source), "batch_specs")
+            and caller.f_globals.get("__name__") == "torch.utils.data._utils.fetch"
+            and getattr(caller.f_locals.get("self"), "auto_collation", False)
+        ):
             raise UsageError(
                 "a Loader delivers whole batches, of its own batch_size: give the DataLoader batch_size=None"
             )
         return super().__iter__()
-
-
-def _will_be_batched(caller: FrameType) -> bool:
-    """Whether the caller is the fetcher of a DataLoader that batches, which nothing else knows.
-
-    The variables of any other caller are not read: a frame would keep its variables, such as batches.
-    """
-    if caller.f_globals.get("__name__") != "torch.utils.data._utils.fetch":
-        return False
-    return getattr(caller.f_locals.get("self"), "auto_collation", False) is True
 
 
 class ResumableTorchBatches(TorchBatches):
