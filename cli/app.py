@@ -18,7 +18,8 @@ from shardprep.cli.commands.network import fetch, keygen, publish, serve
 from shardprep.cli.commands.replay import prove, replay
 from shardprep.cli.commands.report import find, gate, report
 from shardprep.cli.console.output import Reported, asks_for_json, failure_of
-from shardprep.formats.errors import ShardprepError
+from shardprep.formats.errors import OperationError, ShardprepError
+from shardprep.formats.runtime.processes import NOTHING_STARTS
 
 COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click generates
 
@@ -82,6 +83,10 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except (click.ClickException, ShardprepError, OSError, ImportError, MemoryError) as error:
         return failed(error, as_json=as_json)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        return failed(OperationError(NOTHING_STARTS), as_json=as_json)
 
 
 def failed(error: Reported, *, as_json: bool = False) -> int:

@@ -19,13 +19,14 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import get_preparation_data, prepare
+from pathlib import Path
 from time import monotonic
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -39,6 +40,11 @@ MOST_WORKERS = 4096  # processes or threads of one call
 # multiprocessing reaps finished children at every start: two threads that did so at once would take
 # exit codes from each other.
 _start_lock = threading.Lock()
+
+NOTHING_STARTS = (
+    "the system allows no further process or thread: raise the limit (ulimit -u, or pids.max of the control "
+    "group), or use fewer workers"
+)
 
 _is_importing_main = False
 
@@ -62,18 +68,15 @@ def starting_process() -> Iterator[None]:
     refuse_in_main_import()
     this = multiprocessing.current_process()
     with _start_lock:
-        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         was_daemonic, known = this.daemon, spawn.get_preparation_data
         try:
+            resource_tracker.ensure_running()  # starting it later would unblock SIGINT
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             this.daemon, spawn.get_preparation_data, _this_thread.is_starting = False, _preparation_data, True
             yield
         except BlockingIOError as error:
-            raise OperationError(
-                "the system allows no further process: raise the limit (ulimit -u, or pids.max of the control "
-                "group), or use fewer workers"
-            ) from error
+            raise OperationError(NOTHING_STARTS) from error
         except BrokenPipeError as error:
             raise OperationError(
                 "a worker process ended as soon as it started; start the work again"
@@ -544,8 +547,37 @@ def _serve(channel: Channel) -> None:
             answer = (True, error)
 
 
+GROUPS, GROUPS_FOLDER = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file of the kernel; none if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text("utf-8", "surrogateescape").splitlines()
+    return []
+
+
+def group_limits(controller: str, files: Sequence[str], unified: str) -> Iterator[list[str]]:
+    """Yield the words in the limits of this process's control group, and of those that contain it.
+
+    ``files`` are the controller's in version 1, ``unified`` is its file in version 2. There may be no words.
+    """
+    for line in lines_of(GROUPS):
+        _, controllers, group = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            kind, names = (controller, files) if controllers else ("", [unified])
+            inner = GROUPS_FOLDER / kind / group.lstrip("/")
+            for folder in (inner, *inner.parents):
+                yield [word for name in names for text in lines_of(folder / name) for word in text.split()]
+
+
 def usable_cpus() -> int:
-    return len(os.sched_getaffinity(0))
+    """Return the number of CPUs that this process may use, also by the quota of a container."""
+    cpus = len(os.sched_getaffinity(0))
+    for words in group_limits("cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"], "cpu.max"):
+        if len(words) == 2 and words[0].isdecimal():  # not "max" or -1
+            cpus = min(cpus, math.ceil(int(words[0]) / int(words[1])))
+    return cpus
 
 
 class WorkerPool(Owned, Executor):

@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.runtime.processes import group_limits, lines_of
+
 Memory = npt.NDArray[np.uint8]
 
 ALIGNMENT = 64  # bytes; TensorFlow needs it to take an array without a copy, and aborts on less
-MEMINFO, GROUPS, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 MAX_IDLE_PIECES = 8  # pieces of memory kept while no array uses them
 MIN_RECYCLED_BYTES = 1 << 20  # malloc recycles smaller pieces itself
 
@@ -56,22 +58,10 @@ def available() -> int | None:
 
     A cgroup's limit counts in full, because most of its use is page cache, which the kernel frees.
     """
-    found = [int(line.split()[1]) << 10 for line in _lines(MEMINFO) if line.startswith("MemAvailable:")]
-    for line in _lines(GROUPS):
-        _, controllers, group = line.split(":", 2)
-        if not controllers or "memory" in controllers.split(","):
-            kind, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
-            inner = CGROUPS / kind / group.lstrip("/")
-            limits = (_lines(folder / name) for folder in (inner, *inner.parents))
-            found += [int(limit) for lines in limits for limit in lines if limit.isdecimal()]  # not "max"
+    found = [int(line.split()[1]) << 10 for line in lines_of(MEMINFO) if line.startswith("MemAvailable:")]
+    for words in group_limits("memory", ["memory.limit_in_bytes"], "memory.max"):
+        found += [int(word) for word in words if word.isdecimal()]  # not "max"
     return min(found, default=None)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return []
 
 
 class MemoryPool:

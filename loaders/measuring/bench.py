@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.images.decode import decoder_name
+from shardprep.formats.runtime.processes import lines_of
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
@@ -219,11 +220,7 @@ def worker_pids() -> set[int]:
 
 def _status(pid: int) -> dict[str, int]:
     """Return the sizes in /proc/PID/status in bytes, by name; empty without /proc or the process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return {}
-    values = [line.split() for line in lines if line.endswith(" kB")]
+    values = [line.split() for line in lines_of(Path(f"/proc/{pid}/status")) if line.endswith(" kB")]
     return {name.rstrip(":"): int(size) << 10 for name, size, _ in values}
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from shardprep.formats.errors import OperationError, OutputBusy, WorkerDied
 from shardprep.formats.runtime import processes as pool
-from shardprep.formats.runtime.processes import Child, ChildLost, SpawnedProcess, isolated
+from shardprep.formats.runtime.processes import Child, ChildLost, SpawnedProcess, isolated, usable_cpus
 from shardprep.formats.runtime.work_folder import refuse_busy
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
@@ -37,6 +37,7 @@ from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.scripts import Start, outcome, scripts, session_of
+from support.source_builders import write
 from support.waiting import until
 
 TEST_TIMEOUT_S = 240  # seconds after which a test that hangs fails
@@ -298,6 +299,26 @@ def test_a_system_that_allows_no_further_process_is_an_error_that_says_what_to_d
 
     with pytest.raises(OperationError, match=r"no further process.*ulimit -u.*fewer workers"):
         start()
+
+
+@pytest.mark.parametrize(
+    ("group", "limits"),
+    [
+        ("0::/pod", {"pod/cpu.max": "150000 100000", "cpu.max": "max 100000"}),
+        ("3:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "100000"}),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_the_usable_cpus_are_those_of_the_quota_of_a_container(
+    group: str, limits: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"groups": group, **limits}.items():
+        write(tmp_path / name, text.encode())
+    monkeypatch.setattr(pool, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(pool, "GROUPS_FOLDER", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+
+    assert usable_cpus() == (64 if "-1" in limits.values() else 2)
 
 
 SECONDS = 60.0
