@@ -157,6 +157,8 @@ def _close_inherited_locks() -> None:
 
 os.register_at_fork(after_in_child=_close_inherited_locks)
 
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
 
 class LockDescriptor(Descriptor):
     """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
@@ -168,18 +170,28 @@ class LockDescriptor(Descriptor):
     def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
         """Take or convert the lock, by default waiting for others; return whether it is held.
 
-        Converting a lock is not atomic: another process may hold it in between.
+        Converting a lock is not atomic: another process may hold it in between. Raises OperationError if the
+        file system has no locks.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        with suppress(BlockingIOError):
+        try:
             fcntl.flock(self.fileno(), kind if wait else kind | fcntl.LOCK_NB)
             return True
-        return False
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            raise OperationError(
+                f"the file system of the output or cache has no file locks ({error.strerror}): mount it with "
+                "them (Lustre: -o flock), or choose a folder on another one"
+            ) from error
 
     def close(self) -> None:
         """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
         if self.fileno() >= 0 and self.made_here:
-            fcntl.flock(self.fileno(), fcntl.LOCK_UN)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(self.fileno(), fcntl.LOCK_UN)
         super().close()
 
 
@@ -626,6 +638,12 @@ def user_paths(paths: Iterable[str | os.PathLike[str]], name: str) -> list[Path]
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):  # one path
         raise UsageError(f"{name} must be a list of paths, such as [{paths!r}]")
     return [user_path(path) for path in paths]
+
+
+def caches_folder() -> Path:
+    """Return the folder of this user's caches, which may not exist. Raises RuntimeError without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep"
 
 
 def redacted(text: str) -> str:

@@ -67,7 +67,7 @@ def remove_run_folder(folder: Path) -> None:
 
 
 def _lock_file(path: Path) -> LockDescriptor:
-    return LockDescriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+    return LockDescriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
 
 
 def _is_locked(path: Path, *, shared: bool = False) -> bool:

@@ -33,6 +33,7 @@ from shardprep.formats.runtime.files import (
     Descriptor,
     Owned,
     cached_property,
+    caches_folder,
     hash_file,
     naming,
     open_regular,
@@ -446,9 +447,8 @@ YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
 
 
 def seals_folder() -> Path:
-    """Return the folder of this user's seals, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep/seals"
+    """Return the folder of this user's seals, which may not exist. Raises RuntimeError without a home."""
+    return caches_folder() / "seals"
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, c
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed, committed_as
-from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
-from shardprep.formats.runtime.files import read_at, user_path
+from shardprep.formats.errors import ManifestDamaged, OperationError, PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.runtime.files import caches_folder, read_at, user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
@@ -407,11 +407,9 @@ def convert_to_url(
         ShardprepError: The errors of :func:`~.convert.convert` and :func:`~.publish.publish`.
     """
     progress, place = shown(progress), Location.parse(url)
-    caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    name = hashlib.sha256(place.url.encode()).hexdigest()[:16]
     conversion = Conversion(
         source,
-        caches / "shardprep" / "scratch" / name if scratch is None else scratch,
+        _scratch_for(place.url) if scratch is None else scratch,
         split,
         plan_options,
         options,
@@ -439,6 +437,17 @@ def convert_to_url(
             return done
 
         return convert_each(conversion, progress, convert_one)
+
+
+def _scratch_for(url: str) -> Path:
+    """Return a folder for this URL in the user's cache folder. Raises OperationError if there can be none."""
+    try:
+        folder = caches_folder() / "scratch"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        message = f"no folder to build shards in ({error}); name one with --scratch (in Python scratch=)"
+        raise OperationError(message) from error
+    return folder / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def _converted(

@@ -74,6 +74,24 @@ sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--worker
     assert done.stderr == ("prep: a worker process ended as soon as it started; start the work again\n")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [("clone,clone3:error=EAGAIN", "ulimit -u"), ("flock:error=ENOSYS", "Lustre: -o flock")],
+)
+def test_a_system_without_threads_or_locks_is_3_in_a_line(
+    archives: Path, tmp_path: Path, fault: str, advice: str
+) -> None:
+    prefix = ["strace", "-qq", "-o", "/dev/null", "-e", f"inject={fault}"]
+
+    done = prep("convert", archives, tmp_path / "out", "--quiet", prefix=prefix)
+
+    assert done.returncode == 3, done.stderr
+    assert advice in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 STREAMS = """
 import os, sys, types
 from shardprep.cli import main  # not app: libffi keeps a file open, which would get the number

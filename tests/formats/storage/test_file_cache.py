@@ -19,7 +19,7 @@ import pytest
 
 from shardprep.formats import OperationError, UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
+from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME, WorkFolder
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder, store
 from shardprep.formats.storage.cache import FileCache
@@ -282,10 +282,12 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "dataset"}
 
 
-def test_other_users_may_share_a_cache_as_the_umask_allows(tmp_path: Path) -> None:
+def test_other_users_may_share_a_cache_or_an_output_as_the_umask_allows(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         opened(tmp_path / "cache").close()
+        with WorkFolder(tmp_path / "output"):
+            assert (tmp_path / "output/.prep/lock").stat().st_mode & 0o777 == 0o664
     finally:
         os.umask(before)
     assert (tmp_path / "cache" / CACHE_LOCK_NAME).stat().st_mode & 0o777 == 0o664
