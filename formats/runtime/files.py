@@ -157,8 +157,6 @@ def _close_inherited_locks() -> None:
 
 os.register_at_fork(after_in_child=_close_inherited_locks)
 
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
 
 class LockDescriptor(Descriptor):
     """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
@@ -170,8 +168,8 @@ class LockDescriptor(Descriptor):
     def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
         """Take or convert the lock, by default waiting for others; return whether it is held.
 
-        Converting a lock is not atomic: another process may hold it in between. Raises OperationError if the
-        file system has no locks.
+        Converting a lock is not atomic: another process may hold it in between. Raises OperationError if
+        the file system has no locks.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -180,17 +178,16 @@ class LockDescriptor(Descriptor):
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
             raise OperationError(
-                f"the file system of the output or cache has no file locks ({error.strerror}): mount it with "
-                "them (Lustre: -o flock), or choose a folder on another one"
+                f"cannot be locked ({error.strerror}): mount its file system with locks (Lustre: -o flock), or "
+                "choose a folder on another one",
+                path=Path(f"/proc/self/fd/{self.fileno()}").readlink(),
             ) from error
 
     def close(self) -> None:
         """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
         if self.fileno() >= 0 and self.made_here:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # where there are no locks
                 fcntl.flock(self.fileno(), fcntl.LOCK_UN)
         super().close()
 

@@ -24,41 +24,34 @@ from support.sampling import torture_except
 
 
 @pytest.fixture
-def work_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def final(tmp_path: Path) -> Path:
     return tmp_path / "final"
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: type[BaseException]) -> None:
-    publish_bytes(final, b"old", work_folder)
+def test_an_error_leaves_what_was_there(final: Path, error: type[BaseException]) -> None:
+    publish_bytes(final, b"old", final.parent)
 
-    with suppress(error), publishing(final, work_folder) as file:
+    with suppress(error), publishing(final, final.parent) as file:
         file.write(b"new")
         raise error("in the middle")
 
     assert final.read_bytes() == b"old"
-    assert list(work_folder.iterdir()) == []
+    assert list(final.parent.iterdir()) == [final]
 
 
 def test_two_attempts_never_write_to_one_file_nor_through_a_link(
-    final: Path, work_folder: Path, monkeypatch: pytest.MonkeyPatch
+    final: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    victim = work_folder / "victim"
+    folder, victim = final.parent, final.parent / "victim"
     victim.write_bytes(b"precious")
-    with publishing(final, work_folder) as first, publishing(final, work_folder) as second:
+    with publishing(final, folder) as first, publishing(final, folder) as second:
         assert first.name != second.name
     monkeypatch.setattr("secrets.token_hex", lambda size: "same")
-    (work_folder / "final.same.tmp").symlink_to(victim)
+    (folder / "final.same.tmp").symlink_to(victim)
 
     with pytest.raises(FileExistsError):
-        publish_bytes(final, b"data", work_folder)
+        publish_bytes(final, b"data", folder)
 
     assert victim.read_bytes() == b"precious"
     assert not final.is_symlink()
@@ -155,6 +148,7 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
             ("lmdb", "pwrite64,pwritev", "2+", "ENOMEM", "Cannot allocate memory"),
             ("lmdb", "pwrite64,pwritev", "2+", "ESTALE", "Stale file handle"),
             ("lmdb", "pwrite64,pwritev", "2+", "EDQUOT", "the disk quota is used up"),
+            ("lmdb", "flock", "1", "ENOSYS", "Lustre: -o flock"),
             ("hdf5", "write", "3", "ESTALE", "Stale file handle"),
             ("hdf5", "fsync", "3", "EIO", "Input/output error"),
         ],
