@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -67,24 +68,13 @@ def test_a_reader_that_is_gone_is_3_and_quiet_and_a_full_disk_is_3_in_a_line(dat
     ],
 )
 def test_a_process_that_cannot_be_started_is_reported(
-    archives: Path, tmp_path: Path, error: Exception, told: str
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
-    script = f"""
-import sys
-from multiprocessing.popen_spawn_posix import Popen
-from shardprep.cli.app import run
+    monkeypatch.setattr("multiprocessing.popen_spawn_posix.Popen._launch", Mock(side_effect=error))
 
-def launch(self, process):
-    raise {error!r}
+    done = prep_here("convert", archives, tmp_path / "out", "--workers", "1", "--quiet")
 
-Popen._launch = launch
-sys.exit(run(["convert", {str(archives)!r}, {str(tmp_path / "out")!r}, "--workers", "1", "--quiet"]))
-"""
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
-
-    assert done.returncode == 3
-    assert done.stderr == f"prep: {told}\n"
+    assert (done.returncode, done.stderr) == (3, f"prep: {told}\n")
 
 
 STREAMS = """

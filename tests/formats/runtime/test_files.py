@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -84,20 +84,15 @@ def test_a_save_that_ends_early_leaves_what_was_there(
     assert list(final.parent.iterdir()) == [final]
 
 
-def every_error() -> Iterator[type[ShardprepError]]:
+@pytest.mark.slow
+def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_does() -> None:
+    lines = "Caught it in a worker.\nOriginal Traceback (most recent call last):\n  a line\nits\x1b last line"
     for module in walk_packages(shardprep.__path__, "shardprep."):
         if not re.search("tf_inputs|_data$|torchvision|albumentations|__main__", module.name):
             import_module(module.name)
     waiting = [ShardprepError]
     while waiting:
-        yield (kind := waiting.pop())
-        waiting += kind.__subclasses__()
-
-
-@pytest.mark.slow
-def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_does() -> None:
-    lines = "Caught it in a worker.\nOriginal Traceback (most recent call last):\n  a line\nits\x1b last line"
-    for kind in every_error():
+        waiting += (kind := waiting.pop()).__subclasses__()
         error = kind(lines)
         error.path, error.key = "a path", "a key"
         again = pickle.loads(pickle.dumps(error))  # noqa: S301

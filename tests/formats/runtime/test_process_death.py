@@ -234,12 +234,6 @@ SHORT = 0.3  # seconds; shorter than the start of any process
 IN_VAIN = r"not ready within 0\.3 s, and was killed.*import.*SIGSTOP"
 
 
-def seconds_of(start: Callable[[], object]) -> float:
-    began = time.monotonic()
-    start()
-    return time.monotonic() - began
-
-
 def opened(block: engine_workers.Action | None = None) -> None:
     with Engine(Writing(at_opening=block), layout(4), workers=1) as engine:
         next(engine.run([np.arange(4)]))
@@ -250,16 +244,9 @@ def called() -> None:
         assert child.call(None, divmod, 7, 2) == (3, 1)
 
 
-def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each new Python process stop itself at its start."""
-    (folder / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "if 'spawn_main' in ' '.join(sys.orig_argv):\n"
-        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
+STOPPING = """import os, signal, sys
+if 'spawn_main' in ' '.join(sys.orig_argv): os.kill(os.getpid(), signal.SIGSTOP)
+"""  # in each new Python process, at its start
 BLOCKS = [engine_workers.sleep_for_ever, engine_workers.stop]
 
 
@@ -268,7 +255,9 @@ BLOCKS = [engine_workers.sleep_for_ever, engine_workers.stop]
 def test_a_worker_that_blocks_at_its_start_is_started_again(
     block: engine_workers.Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", 3 + 4 * seconds_of(opened))
+    began = time.monotonic()
+    opened()
+    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", 3 + 4 * (time.monotonic() - began))
     work = Writing(at_opening=Once(tmp_path / "once", block))
     with Engine(work, layout(4), workers=1) as engine:
         assert [batch.number for batch in engine.run([np.arange(4)] * 20)] == list(range(20))
@@ -284,7 +273,8 @@ def test_a_worker_or_child_that_blocks_at_each_start_is_an_error(
     for module in (dispatcher, pool):
         monkeypatch.setattr(module, "START_TIMEOUT_S", SHORT)
     if block is None:
-        stop_at_start(tmp_path, monkeypatch)
+        (tmp_path / "sitecustomize.py").write_text(STOPPING)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(WorkerDied, match=IN_VAIN):
         called() if block is None else opened(block)
 

@@ -208,18 +208,13 @@ def test_the_sample_fits_any_plan(tmp_path: Path, options: dict[str, int]) -> No
 SHUFFLE = LocalShuffle(60, partitions=4)
 
 
-def shards_of_rank(path: Path, rank: int) -> set[int]:
-    """The shards that have the records of this rank of two."""
-    with loader_on(path, shuffle=SHUFFLE, rank=rank, world_size=2) as loader:
-        numbers = numbers_in(epoch_of(loader))
-        return set(loader.dataset.index["shard"][numbers].tolist())
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.torture)])
 def test_a_rank_opens_only_its_shards(lmdb_shards: Path, tmp_path: Path, workers: int) -> None:
     names = [shard.name for shard in open_dataset(lmdb_shards).manifest.shards]
-    owned = [shards_of_rank(lmdb_shards, rank) for rank in range(2)]
-    receipts = []
+    owned, receipts = [], []
+    for rank in range(2):
+        with loader_on(lmdb_shards, shuffle=SHUFFLE, rank=rank, world_size=2) as loader:
+            owned.append(set(loader.dataset.index["shard"][numbers_in(epoch_of(loader))].tolist()))
     for rank, own in enumerate(owned):
         alone = shutil.copytree(lmdb_shards, tmp_path / str(rank))
         for number in set(range(len(names))) - own:

@@ -187,13 +187,6 @@ def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
 # Senders and receivers that start and stop
 
 
-def busiest(source: RemoteSource, senders: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """The sender with the most leased steps."""
-    most = max(source.stats().senders, key=lambda sender: sender.lag)
-    (found,) = [process for process in senders if most.name.endswith(f":{process.pid}")]
-    return found
-
-
 @pytest.mark.parametrize(
     "name", torture_except(["slow_numbers", "slow_odd_ones", "slowly_in_parts"], "slow_odd_ones")
 )
@@ -206,7 +199,9 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
         for number, batch in enumerate(source):
             came.append(batch)
             if number in (3, 9):
-                busiest(source, senders).kill()
+                busiest = max(source.stats().senders, key=lambda sender: sender.lag)
+                (process,) = [each for each in senders if busiest.name.endswith(f":{each.pid}")]
+                process.kill()
         assert same(came, expected)
         if name != "slowly_in_parts":
             source.receipt().check(len(expected))
