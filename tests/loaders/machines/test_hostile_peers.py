@@ -73,12 +73,6 @@ for _ in range(4):
 """
 
 
-def draws_on(process: subprocess.Popen[str]) -> None:
-    """Check that the process lives, draws and ends in order."""
-    said, complained = process.communicate("\n", timeout=TIMEOUT_S)
-    assert (said, process.returncode) == ("closed\n", 0), complained
-
-
 # Against receivers
 
 
@@ -90,7 +84,8 @@ def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(ki
             peer.sendall((frame(b"x") * 100 + PING) * 10)
             time.sleep(0.2)
             reset(peer)
-        draws_on(process)
+        said, complained = process.communicate("\n", timeout=TIMEOUT_S)
+        assert (said, process.returncode) == ("closed\n", 0), complained
 
 
 @pytest.mark.torture
