@@ -140,8 +140,9 @@ class Descriptor(Owned):
         if number >= 0 and self.made_here:
             os.close(number)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # modules may have been cleared then, and the system closes the descriptor
+            self.close()
 
 
 _locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()

@@ -30,6 +30,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 # An installation is run by .ci/run.
 SHELL = [block for block in BLOCKS if block.language == "sh" and not block.text.startswith("pip install")]
+RUN = [block for block in BLOCKS if block in PROGRAMS + SHELL]
 
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
 
@@ -39,8 +40,8 @@ MAIN_PAGES = {README, *(ROOT / "docs" / f"{name}.md" for name in ("training", "f
 Ending = tuple[int, str]
 
 
-def missing(block: Block) -> list[str]:
-    """The frameworks that a block imports, and that are not installed: the tests do not bring them."""
+def frameworks(block: Block) -> list[str]:
+    """The frameworks that a block imports, and that the tests do not bring."""
     names = re.findall(
         r"^(?:from|import) (?:shardprep\.loaders\.)?"
         r"(torchvision|torch|jax|albumentations|lightning|accelerate|transformers)",
@@ -48,7 +49,11 @@ def missing(block: Block) -> list[str]:
         re.M,
     )
     names += re.findall(r"^from shardprep import .*\bto_(torch|jax)\b", block.text, re.M)
-    return [name for name in names if not is_importable(name)]
+    return [*dict.fromkeys(names)]
+
+
+def missing(block: Block) -> list[str]:
+    return [name for name in frameworks(block) if not is_importable(name)]
 
 
 def is_importable(name: str) -> bool:
@@ -64,7 +69,7 @@ def parameter(block: Block) -> Any:
     runs_elsewhere = block.page.name == "from-tensorpack.md" and "\nimport tensorflow" in block.text
     if block.page not in MAIN_PAGES or runs_elsewhere:
         marks.append(pytest.mark.torture)
-    return pytest.param(block, marks=marks, id=str(block))
+    return pytest.param(block, marks=marks, id=" ".join([str(block), *frameworks(block)]))
 
 
 def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
@@ -78,9 +83,7 @@ def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
         )
     except subprocess.TimeoutExpired as error:
         return -1, str(error)
-    reports = done.returncode == 0 and re.search(
-        "^(import lightning|from transformers)", block.text, re.M
-    )  # on stderr
+    reports = done.returncode == 0 and {"lightning", "transformers"} & {*frameworks(block)}  # on stderr
     said = "" if reports else PROGRESS.sub("", without_tensorflow_log(done.stderr))
     return done.returncode, said
 
@@ -103,15 +106,12 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def endings(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]
 ) -> dict[Block, Ending]:
-    """How each block that is to be tested ended; two pages run at a time."""
+    """How each block ended of the pages with one to be tested; two pages run at a time."""
     folder = tmp_path_factory.mktemp("documents")
     prep("demo", folder / "demo", check=True)
-    chosen = {
-        item.callspec.params["block"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path and "endings" in item.fixturenames
-    }
-    in_order = [block for block in BLOCKS if block in chosen and not missing(block)]
+    tests = [each for each in request.session.items if isinstance(each, pytest.Function)]
+    chosen = {each.callspec.params["block"].page for each in tests if "endings" in each.fixturenames}
+    in_order = [block for block in RUN if block.page in chosen and not missing(block)]
     pages = [(page, list(blocks)) for page, blocks in groupby(in_order, key=lambda block: block.page)]
     pages.sort(key=lambda each: -len(each[1]))  # the longest page first
 
@@ -124,7 +124,7 @@ def endings(
 
 
 @pytest.mark.timeout(900)  # the first one waits for the programs of all pages that are tested
-@pytest.mark.parametrize("block", [parameter(block) for block in BLOCKS if block in PROGRAMS + SHELL])
+@pytest.mark.parametrize("block", [*map(parameter, RUN)])
 def test_a_program_in_the_documents_runs(block: Block, endings: dict[Block, Ending]) -> None:
     assert endings[block] == (0, ""), block.text
 

@@ -136,10 +136,11 @@ os._exit(0)
     assert (said, process.returncode) == ("collected\n", 0), errors
 
 
-def test_at_the_end_of_the_program_it_ends_in_the_main_thread() -> None:
+def test_at_the_end_of_the_program_owners_end_in_the_main_thread_and_quietly() -> None:
     program = (
-        "import threading\n"
-        "from shardprep.formats.runtime.files import CollectedEnd\n"
+        "import json, os, sys, threading\n"
+        "from shardprep.formats.runtime.files import CollectedEnd, Descriptor\n"
+        "sys.kept, json.kept = [json, sys.modules[Descriptor.__module__]], Descriptor(os.open('/', 0))\n"
         "class Owner: pass\n"
         "owner = Owner()\n"
         "end = CollectedEnd(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"
