@@ -71,8 +71,9 @@ class WrappedTransform(ABC):
         *rows: Array,
     ) -> None:
         """Write the results for a choice of :attr:`crop`, as :meth:`.ImageTransform.render` does."""
-        pixels = np.empty(self.crop.outputs[0].shape, np.uint8)  # type: ignore[union-attr]
-        self.crop.render(record, image, choice, rng, pixels)  # type: ignore[union-attr]
+        crop: Any = self.crop  # Views calls this only if there is one
+        pixels = np.empty(crop.outputs[0].shape, np.uint8)
+        crop.render(record, image, choice, rng, pixels)
         write_rows(self.applied(pixels, rng), rows, "the transform", key=record.key)
 
     @property
