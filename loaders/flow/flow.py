@@ -20,34 +20,21 @@ from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
-from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
-from shardprep.loaders.flow.dataset_source import FromDataset
+from shardprep.loaders.flow import sources, steps
 from shardprep.loaders.flow.map import Filter, Map, MapComponent, Prefetch, Select, ThreadMap, Transforming
-from shardprep.loaders.flow.node import Length, Node, has, walk
-from shardprep.loaders.flow.passes import Function, PassContext, PassMeter, PassResources
+from shardprep.loaders.flow.node import (
+    Function,
+    Length,
+    Node,
+    PassContext,
+    PassMeter,
+    PassResources,
+    has,
+    walk,
+)
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
-from shardprep.loaders.flow.sources import (
-    FromCallable,
-    FromFakeBatches,
-    FromFakeData,
-    FromFiles,
-    FromParts,
-    MadeUp,
-    from_iterable,
-)
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
-from shardprep.loaders.flow.steps import (
-    Batch,
-    BatchByShape,
-    Cache,
-    LocallyShuffled,
-    Print,
-    Remainder,
-    Repeat,
-    Skip,
-    Take,
-    Unbatch,
-)
+from shardprep.loaders.flow.steps import Remainder
 from shardprep.loaders.loader.options import place_of, plan_of
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
 from shardprep.loaders.loader.work import Subset
@@ -157,7 +144,7 @@ class Flow(Closable):
         The items of a sequence (``len`` and ``[]``) can be picked and shuffled by number. Raises UsageError
         for an iterator, because it has only one pass: use :meth:`from_callable`.
         """
-        return Flow(from_iterable(items))
+        return Flow(sources.from_iterable(items))
 
     @staticmethod
     def from_callable(begin: Callable[[], Iterable[Any]]) -> Flow:
@@ -166,7 +153,7 @@ class Flow(Closable):
         ``begin`` returns an iterable; a generator function works. Raises UsageError if ``begin`` is not
         callable, and in a pass if its result is not iterable.
         """
-        return Flow(FromCallable(Passes(Function(begin))))
+        return Flow(sources.FromCallable(Passes(Function(begin))))
 
     @staticmethod
     def from_parts(make: Callable[[int], Iterable[Any]], *, parts: int) -> Flow:
@@ -181,7 +168,7 @@ class Flow(Closable):
         expensive steps (``map``, ``batch``) into ``make``. Raises UsageError for fewer than one part, and in
         a pass if the result of ``make`` is not iterable.
         """
-        return Flow(FromParts(Function(make), checked_int(parts, "the number of parts", least=1)))
+        return Flow(sources.FromParts(Function(make), checked_int(parts, "the number of parts", least=1)))
 
     @staticmethod
     def from_dataset(
@@ -212,7 +199,7 @@ class Flow(Closable):
             # a flow's steps are items; it has no ranks
             each = getattr(shuffle, "partitions", 1)
             plan = plan_of(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
-            node = FromDataset.of(dataset, plan, columns, with_keys=with_keys)
+            node = sources.FromDataset.of(dataset, plan, columns, with_keys=with_keys)
             undo.pop_all()
         return Flow(node)
 
@@ -233,7 +220,7 @@ class Flow(Closable):
         workers. Raises UsageError if the folder has no such files, if some are outside of its class folders,
         or unless ``labels`` has exactly one label for each file; SourceDamaged for symbolic links.
         """
-        return Flow(FromFiles.of(folder, suffixes=suffixes, seed=seed, labels=labels))
+        return Flow(sources.FromFiles.of(folder, suffixes=suffixes, seed=seed, labels=labels))
 
     @staticmethod
     def fake(
@@ -251,7 +238,7 @@ class Flow(Closable):
         ones; each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
         items = checked_int(items, "the number of items", least=0)
-        return Flow(FromFakeData(MadeUp(1, size, encoded, seconds, seed), items))
+        return Flow(sources.FromFakeData(sources.MadeUp(1, size, encoded, seconds, seed), items))
 
     # Steps on each item
 
@@ -373,7 +360,7 @@ class Flow(Closable):
         shuffled. Otherwise about half a window of items is held in memory.
         """
         return Flow(
-            LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
+            steps.LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
         )
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
@@ -389,7 +376,7 @@ class Flow(Closable):
         Raises:
             UsageError: In a pass: items of a batch differ in form, shape or dtype.
         """
-        return Flow(Batch(self.node, checked_int(size, "a batch size", least=1), remainder, as_list))
+        return Flow(steps.Batch(self.node, checked_int(size, "a batch size", least=1), remainder, as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
         """Like :meth:`batch`, but each batch has items of equal shapes, and is yielded when it is full.
@@ -397,7 +384,7 @@ class Flow(Closable):
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
         them; kept batches come in the order of their first items.
         """
-        return Flow(BatchByShape(self.node, checked_int(size, "a batch size", least=1), remainder))
+        return Flow(steps.BatchByShape(self.node, checked_int(size, "a batch size", least=1), remainder))
 
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.
@@ -411,7 +398,7 @@ class Flow(Closable):
 
     def unbatch(self) -> Flow:
         """Yield the rows of each batch, as views of it. The mask of a padded batch stays a component."""
-        return Flow(Unbatch(self.node))
+        return Flow(steps.Unbatch(self.node))
 
     def repeat(self, passes: int | None = None) -> Flow:
         """Run ``passes`` passes in each pass; None repeats forever.
@@ -420,19 +407,19 @@ class Flow(Closable):
         infinite flow, and for repeating an empty flow forever.
         """
         number = None if passes is None else checked_int(passes, "the number of passes", least=0)
-        return Flow(Repeat(self.node, number))
+        return Flow(steps.Repeat(self.node, number))
 
     def take(self, count: int) -> Flow:
         """Keep the first ``count`` items of each pass."""
-        return Flow(Take(self.node, checked_int(count, "the number of items to take", least=0)))
+        return Flow(steps.Take(self.node, checked_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
         """Leave out the first ``count`` items of each pass, without making them if items have numbers."""
-        return Flow(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
+        return Flow(steps.Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
         """Append the items of ``others``. Raises UsageError if a flow before the last is infinite."""
-        return Flow(Concat(self._nodes(others)))
+        return Flow(steps.Concat(self._nodes(others)))
 
     def zip(self, *others: Flow) -> Flow:
         """Join one item from this flow and from each of ``others`` into one, until one of the flows ends.
@@ -441,7 +428,7 @@ class Flow(Closable):
         flattened. Flows that were shuffled before come in different orders, even with one seed: zip, then
         shuffle. Raises UsageError in a pass if two dicts share a name.
         """
-        return Flow(Zip(self._nodes(others)))
+        return Flow(steps.Zip(self._nodes(others)))
 
     def mix(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """Interleave every item of this flow and of ``others`` at random; each flow's items stay in order.
@@ -455,14 +442,14 @@ class Flow(Closable):
         Raises:
             UsageError: Weights are not positive, or are missing while lengths are not exact.
         """
-        return Flow(Mix.of(self._nodes(others), weights, seed))
+        return Flow(steps.Mix.of(self._nodes(others), weights, seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """Take each item from this flow or one of ``others``, chosen at random, by ``weights`` or evenly.
 
         The pass ends when the chosen flow has no more items. Raises UsageError for negative weights.
         """
-        return Flow(Choose.of(self._nodes(others), weights, seed))
+        return Flow(steps.Choose.of(self._nodes(others), weights, seed))
 
     # Steps on how a pass runs
 
@@ -472,7 +459,7 @@ class Flow(Closable):
         A pass that is closed early keeps nothing. Random steps before this one run only in that first pass.
         Raises UsageError for an infinite flow.
         """
-        return Flow(Cache(self.node))
+        return Flow(steps.Cache(self.node))
 
     def prefetch(self, items: int = 2) -> Flow:
         """Run all steps before this one in a thread, at most ``items`` items ahead."""
@@ -487,13 +474,13 @@ class Flow(Closable):
         """
         if has(self.node, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
-        if has(self.node, Cache):  # the cache would be lost with the process
+        if has(self.node, steps.Cache):  # the cache would be lost with the process
             raise UsageError("a cache() cannot be kept in another process; put it after in_process()")
         return Flow(InProcess(self.node, checked_int(ahead, "the number of items to run ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:
         """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""
-        return Flow(Print(self.node, checked_int(items, "the number of items to print", least=0)))
+        return Flow(steps.Print(self.node, checked_int(items, "the number of items to print", least=0)))
 
     def _nodes(self, others: Sequence[Flow]) -> tuple[Node, ...]:
         if not all(isinstance(other, Flow) for other in others):
@@ -549,14 +536,14 @@ class Flow(Closable):
     @property
     def parts(self) -> int:
         """The number of parts that can be made separately; 1 except for :meth:`.Flow.from_parts`."""
-        return self.node.parts if isinstance(self.node, FromParts) else 1
+        return self.node.parts if isinstance(self.node, sources.FromParts) else 1
 
     def part(self, pass_number: int, number: int) -> Iterator[Any]:
         """Begin one part of a pass. Raises UsageError for a part that does not exist."""
         if checked_int(number, "the number of a part", least=0) >= self.parts:
             raise UsageError(f"this flow has the parts 0 to {self.parts - 1}, not {number}")
         now, node = self._pass(pass_number), self.node if self.parts > 1 else None
-        return node.part(now, number) if isinstance(node, FromParts) else self._counted(now)
+        return node.part(now, number) if isinstance(node, sources.FromParts) else self._counted(now)
 
     def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
         """Run a pass as part ``number`` of the pass ``now`` of another flow."""
@@ -635,8 +622,12 @@ class Flow(Closable):
         if meter.is_over or (self.length.is_exact and place.items >= self.length.items):
             place = FlowPlace(start.pass_number + 1)
         check_place(self.node, place)
-        steps = list(structure_of(self.node))
-        state = {"version": STATE_VERSION, "flow": steps, "pass": place.pass_number, "items": place.items}
+        state = {
+            "version": STATE_VERSION,
+            "flow": list(structure_of(self.node)),
+            "pass": place.pass_number,
+            "items": place.items,
+        }
         return state | ({"transforms": self._transforms} if self._transforms else {})
 
     def state_or_none(self) -> dict[str, Any] | None:
@@ -757,8 +748,10 @@ class FakeData(Flow):
         seed: int = 0,
         classes: int = 1000,
     ) -> None:
-        self._data = MadeUp(batch_size, (*size,), encoded, seconds, seed, classes)
-        super().__init__(FromFakeBatches(self._data, checked_int(batches, "the number of batches", least=0)))
+        self._data = sources.MadeUp(batch_size, (*size,), encoded, seconds, seed, classes)
+        super().__init__(
+            sources.FromFakeBatches(self._data, checked_int(batches, "the number of batches", least=0))
+        )
 
     @property
     def epoch(self) -> int:

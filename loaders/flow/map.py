@@ -24,8 +24,7 @@ from shardprep.formats.records.schema import RESERVED, is_whole
 from shardprep.formats.runtime.files import Owned, cached_property
 from shardprep.formats.runtime.progress import seed_of
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
-from shardprep.loaders.flow.passes import Function, PassContext
+from shardprep.loaders.flow.node import Function, InPlace, Length, Node, PassContext, Step, numbered
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
@@ -332,7 +331,7 @@ class ThreadMap(Map):
         threads, shared = Threads(self.threads, "map"), Tasks()
         result = now.noted(self.label, partial(self.result, now))
         wait = now.here.waiting("starved", threads.next_of)
-        own = now.meter.group(now.place(self), GroupTimes(self.label, "thread", self.threads))
+        own = now.meter.groups.setdefault(now.place(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
             task = Task(lambda item: result(item, number), item, Tasks() if self.ordered else shared)
@@ -384,7 +383,7 @@ class Prefetch(InPlace):
     facts = ""
 
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        own = now.meter.group(now.place(self), GroupTimes(self.label, "thread"))
+        own = now.meter.groups.setdefault(now.place(self), GroupTimes(self.label, "thread"))
         there = now.of(self, group=own)
         items = self.source.run(there) if numbers is None else self.source.pick(there, numbers)
         finished = Tasks()

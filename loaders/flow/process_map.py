@@ -34,8 +34,16 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.flow.map import Map
-from shardprep.loaders.flow.node import Fetch, Node, Step, numbered, shared
-from shardprep.loaders.flow.passes import Function, PassContext, PassResources
+from shardprep.loaders.flow.node import (
+    Fetch,
+    Function,
+    Node,
+    PassContext,
+    PassResources,
+    Step,
+    numbered,
+    shared,
+)
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -292,10 +300,14 @@ class ProcessMap(Map):
     deadline: float | None
 
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        least = ITEMS_PER_WORKER * self.processes
+        form, least = self.form, ITEMS_PER_WORKER * self.processes
         with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least)) as received:
             for batch in received:
-                yield from self._values(batch)
+                for row in range(len(batch.items)):
+                    if row in batch.payloads:
+                        yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
+                    elif form and row not in batch.skipped:
+                        yield form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
                 del batch
 
     @property
@@ -304,14 +316,6 @@ class ProcessMap(Map):
         if self.outputs is None:
             return None
         return RowForm("array" if self.is_single else "tuple", self.outputs)
-
-    def _values(self, batch: EngineBatch) -> Iterator[Any]:
-        form = self.form
-        for row in range(len(batch.items)):
-            if row in batch.payloads:
-                yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
-            elif form and row not in batch.skipped:
-                yield form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
@@ -363,11 +367,13 @@ class ProcessMap(Map):
             known=known,
         )
         stages = ({"fetch": self.source.label} if fetch else {}) | {"map": self.label}
-        meter = EngineMeter(self.label, self.processes, stages, "transport")
+        meter = now.meter.groups.setdefault(
+            now.place(self), EngineMeter(self.label, self.processes, stages, "transport")
+        )
         with (
             ending(items),
             now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
-            now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,
+            meter.run(engine, groups, now.here) as batches,
         ):
             yield from map(groups.counted, batches)
 
@@ -470,10 +476,10 @@ class InProcess(Step):
     def run(self, now: PassContext) -> Iterator[Any]:
         # one group more than slots: the consumer draws from one while the others are made
         rows = max(1, (self.ahead + 1) // (PASS_SLOTS + 1))
-        meter = EngineMeter(self.label, 1, {}, self.label)
+        meter = now.meter.groups.setdefault(now.place(self), EngineMeter(self.label, 1, {}, self.label))
         with (
             now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
-            now.meter.group(now.place(self), meter).run(engine, _keys(now.number, rows), now.here) as batches,
+            meter.run(engine, _keys(now.number, rows), now.here) as batches,
         ):
             for batch in batches:
                 for row in range(len(batch.payloads)):

@@ -20,8 +20,7 @@ from shardprep.formats.runtime.progress import checked_seconds, count_of
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.map import PerItem
-from shardprep.loaders.flow.node import Node, Step
-from shardprep.loaders.flow.passes import NodePlace, PassMeter
+from shardprep.loaders.flow.node import Node, NodePlace, PassMeter, Step
 from shardprep.loaders.flow.sources import FromFakeBatches
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
 from shardprep.loaders.loader.stats import (

@@ -16,8 +16,7 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
 from shardprep.loaders.batches.passes import end
-from shardprep.loaders.flow.node import INFINITE, Length, Node, within
-from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.flow.node import INFINITE, Length, Node, PassContext, within
 
 
 @dataclass(frozen=True)

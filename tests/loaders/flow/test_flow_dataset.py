@@ -14,7 +14,7 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.storage.open import open_dataset
 from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle
-from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.flow.node import PassContext
 from shardprep.loaders.loader.ahead import ReadAhead
 from support.sampling import torture_except
 from support.waiting import until

@@ -22,7 +22,7 @@ from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed
 from shardprep.loaders.flow import process_map
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.passes import PassResources
+from shardprep.loaders.flow.node import PassResources
 from support.sampling import torture_except
 from support.scripts import Start, line_of, outcome, scripts
 from support.tensorflow_log import without_tensorflow_log
