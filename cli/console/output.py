@@ -158,6 +158,9 @@ ADVICE = {
     errno.EEXIST: "something else has that name; remove it, and run the same command again",
     errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.ENOTSUP), "the file system there cannot do this; choose a folder on another disk"
+    ),
 }
 
 Reported = ShardprepError | click.ClickException | OSError | ImportError | MemoryError | Interrupted
@@ -204,7 +207,8 @@ def failure_of(error: Reported) -> Failure:
         case OSError():
             full = advice(error.filename) if error.errno == errno.ENOSPC else None
             message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
-            place = None if error.filename is None else str(error.filename)
+            file = error.filename2 or error.filename  # of a link, the link and not its target
+            place = None if file is None else str(file)
             line = ": ".join(printable(part) for part in (place, message) if part)
             data = {"path": place, "errno": error.errno}
             return Failure(type(error).__name__, message, line, EXIT_OPERATION_FAILED, data)

@@ -22,6 +22,7 @@ from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, plan, s
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
+    LOCAL_FUSE,
     NETWORK_FILESYSTEMS,
     existing_folder,
     filesystem_type,
@@ -95,7 +96,8 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
 def refuse_network(output: Path, kind: str) -> None:
     """Raise UsageError for LMDB on a network file system, where its memory-mapped file is not coherent."""
     found = filesystem_type(output)
-    if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or found.startswith("fuse.")):
+    may_be_remote = found.startswith("fuse.") and found not in LOCAL_FUSE
+    if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or may_be_remote):
         raise UsageError(
             f"is on a network file system ({found}), where building LMDB is not safe; use --format hdf5, "
             "or convert to a local disk and copy, or add --allow-network-fs",

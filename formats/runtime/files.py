@@ -476,6 +476,8 @@ def hash_descriptor(descriptor: int, start: int = 0, stop: int | None = None) ->
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "9p")
+LOCAL_FUSE = tuple(f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "gocryptfs", "encfs"))
+"""User-space file systems over this machine's disks; any other may be a network file system."""
 
 
 def existing_folder(path: Path) -> Path:

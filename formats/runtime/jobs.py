@@ -122,10 +122,10 @@ def counted(run: Path, number: int, count: int) -> Generator[int]:
     page that was read.
     """
     path = run / COUNTERS_NAME
-    with closing(Descriptor(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))) as file:
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with naming(path), closing(Descriptor(os.open(path, flags))) as file:
         for done in range(count + 1):
-            with naming(path):
-                os.pwrite(file.fileno(), done.to_bytes(8, "little"), 8 * number)
+            os.pwrite(file.fileno(), done.to_bytes(8, "little"), 8 * number)
             if done < count:
                 yield done
 

@@ -175,6 +175,8 @@ def test_lmdb_on_a_network_file_system_is_refused(
     with pytest.raises(UsageError, match="network"):
         converted(archives, tmp_path / "out")
     converted(archives, tmp_path / "hdf5", container="hdf5")
+    mounts.write_text(mounts.read_text().replace(kind, "fuse.fuse-overlayfs"))
+    converted(archives, tmp_path / "out")
 
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(90)

@@ -144,6 +144,7 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
             ("lmdb", "pwrite64,pwritev", "2+", "ESTALE", "Stale file handle"),
             ("lmdb", "pwrite64,pwritev", "2+", "EDQUOT", "the disk quota is used up"),
             ("lmdb", "flock", "1", "ENOSYS", "Lustre: -o flock"),
+            ("in place", "symlink,symlinkat", "1", "ENOSYS", "the file system there cannot do this"),
             ("hdf5", "write", "3", "ESTALE", "Stale file handle"),
             ("hdf5", "fsync", "3", "EIO", "Input/output error"),
         ],
@@ -154,7 +155,8 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
 def test_an_error_of_the_system_names_the_file_and_is_the_systems(
     archives: Path, tmp_path: Path, container: str, calls: str, when: str, error: str, told: str
 ) -> None:
-    words = ["convert", archives, tmp_path / "out", "--split", "val", "--format", container, "--workers", 0]
+    command = ["index"] if container == "in place" else ["convert", "--format", container]
+    words = [*command, archives, tmp_path / "out", "--split", "val", "--workers", 0]
 
     fault = (f"-etrace={calls}", f"-einject={calls}:error={error}:when={when}")
     done = prep(*words, "--quiet", prefix=["strace", "-f", "-qq", "-o/dev/null", *fault])
