@@ -29,7 +29,7 @@ import weakref
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, SupportsIndex, TypeVar, overload
@@ -246,13 +246,10 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
     """Return ``size`` bytes from ``offset``, fewer only at the file's end. Raises OSError."""
-    data = os.pread(descriptor, size, offset)
-    if len(data) == size or not data:
-        return data
-    buffer = bytearray(size)
-    buffer[: len(data)] = data
-    view = memoryview(buffer)
-    return bytes(view[: len(data) + read_into(descriptor, view[len(data) :], offset + len(data))])
+    data = piece = os.pread(descriptor, size, offset)
+    while piece and len(data) < size:
+        data += (piece := os.pread(descriptor, size - len(data), offset + len(data)))
+    return data
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -383,12 +380,8 @@ def read_small_file(
 
 def flush_file(path: Path) -> None:
     """Flush a file or folder to disk. An error is final: a flush that failed is not repeated."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with naming(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming(path), closing(Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))) as file:
+        os.fsync(file.fileno())
 
 
 def publish(built: Path, final: Path) -> None:
@@ -428,12 +421,9 @@ def publish_bytes(final: Path, data: bytes, folder: Path) -> None:
 
 def check_replaceable(path: Path) -> None:
     """Raise OperationError if the path exists and is not a regular file."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(mode):
-        raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
 
 
 def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -690,16 +680,14 @@ def read_key(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
     Raises OperationError with the ``advice`` if it cannot be read, UsageError if it cannot be a key's.
     """
     try:
-        descriptor = os.open(path, OPEN_FLAGS)
+        descriptor = Descriptor(os.open(path, OPEN_FLAGS))
     except OSError as error:
         raise OperationError(f"{error.strerror}; {advice}", path=path) from None
-    try:
-        status = os.fstat(descriptor)
+    with closing(descriptor):
+        status = os.fstat(descriptor.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UsageError("is not a regular file; name the key file itself", path=path)
-        data = os.read(descriptor, MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+        data = os.read(descriptor.fileno(), MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise UsageError(f"has more than {MAX_BYTES} bytes, so it is not a key file", path=path)
     return data, status

@@ -87,7 +87,6 @@ async def _all_ended() -> None:
 async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
     """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
     waiting = iter(works)
-    failure: BaseException
 
     async def run_waiting() -> None:
         for work in waiting:
@@ -97,10 +96,9 @@ async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_o
         async with asyncio.TaskGroup() as group:
             for _ in range(min(at_once, len(works))):
                 group.create_task(run_waiting())
-        return
     except BaseExceptionGroup as error:
-        failure = error.exceptions[0]
-    raise failure
+        first = error.exceptions[0]
+        raise first from first.__cause__
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:

@@ -28,7 +28,6 @@ from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import get_preparation_data, prepare
 from pathlib import Path
 from time import monotonic
-from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from shardprep.formats.errors import OperationError, ShardDamaged, UsageError, WorkerDied
@@ -365,15 +364,16 @@ MOST_BYTES = 4 << 20
 def packed(value: object) -> bytes | None:
     """Pickle an object for :func:`unpacked` in a worker process.
 
-    Returns None if it takes more than MOST_BYTES, cannot be pickled, or uses classes or functions of the main
-    module, which workers do not import.
+    Returns None if it takes more than MOST_BYTES, cannot be pickled, or names the main module, whose classes
+    and functions workers do not import.
     """
     file = _BoundedBuffer()
     try:
-        _Packer(file).dump(value)
+        ForkingPickler(file).dump(value)
     except Exception:  # its classes may raise anything
         return None
-    return file.getvalue()
+    data = file.getvalue()
+    return None if b"__main__" in data else data
 
 
 def unpacked(data: bytes) -> Any:
@@ -386,13 +386,6 @@ class _BoundedBuffer(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
             raise ValueError
         return super().write(data)
-
-
-class _Packer(ForkingPickler):
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            raise ValueError
-        return NotImplemented
 
 
 def use_one_thread() -> None:
@@ -653,9 +646,7 @@ class WorkerPool(Owned, Executor):
         for child in idle:
             child.__exit__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None and self.made_here:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self.kill()

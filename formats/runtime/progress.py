@@ -155,35 +155,29 @@ UNCOUNTED_BAR = "{desc}: {n_fmt} {unit}, {elapsed}{postfix}"
 
 
 class Progress(Protocol):
-    """Receives the progress of a conversion, repair or verification.
+    """Receives the progress of a conversion, repair or verification; shows nothing by default.
 
     Its methods are called from one thread, and must not raise.
     """
 
     def note(self, text: str) -> None:
         """Show a line to the user."""
+        return
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
         """Start a task of this many records and bytes (``size``), which ends with the context.
 
         A task without records, such as a download, consists of bytes only.
         """
-
-    def at(self, records: int, size: int) -> None:
-        """Set the number of records and bytes (``size``) done."""
-
-
-class NoProgress:
-    """A progress that is not shown."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
         return nullcontext()
 
     def at(self, records: int, size: int) -> None:
-        """Do nothing."""
+        """Set the number of records and bytes (``size``) done."""
+        return
+
+
+class NoProgress(Progress):
+    """A progress that is not shown."""
 
 
 WINDOW_S = 60.0  # of the rates

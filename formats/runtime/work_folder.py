@@ -21,7 +21,6 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
@@ -97,8 +96,7 @@ class WorkFolder(Owned):
         self.output = output
         self.folder = output / WORK_FOLDER_NAME
         self._shared = shared
-        self._lock: LockDescriptor | None = None
-        self._alive: LockDescriptor | None = None
+        self._locks: list[LockDescriptor] = []
 
     def __enter__(self) -> Self:
         """Lock the output. Raises OutputBusy; UsageError if it is not a folder, or is in a cache; OSError."""
@@ -122,8 +120,8 @@ class WorkFolder(Owned):
                         remove_run_folder(path)
                 self.run = make_run_folder(self.folder)
                 if self._shared:
-                    self._alive = _lock_file(self.run / ALIVE_NAME)
-                    self._alive.lock()
+                    self._locks.append(_lock_file(self.run / ALIVE_NAME))
+                    self._locks[-1].lock()
         except BaseException:
             self._release()
             raise
@@ -136,9 +134,9 @@ class WorkFolder(Owned):
             if not stat.S_ISDIR(self.folder.lstat().st_mode):  # writing would change files elsewhere
                 message = "is a link or a file where a folder belongs; remove it"
                 raise UsageError(message, path=self.folder)
-            self._lock = _lock_file(path)
-            is_taken = self._lock.lock(shared=self._shared, wait=False)
-            return is_taken and os.fstat(self._lock.fileno()).st_ino == path.stat().st_ino
+            self._locks.append(lock := _lock_file(path))
+            is_locked = lock.lock(shared=self._shared, wait=False)
+            return is_locked and os.fstat(lock.fileno()).st_ino == path.stat().st_ino
         except FileNotFoundError:
             return False
 
@@ -157,10 +155,8 @@ class WorkFolder(Owned):
                 lock.lock()
             yield
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._lock is None or not self.made_here:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not self._locks or not self.made_here:
             return
         full: NoSpace | None = None
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -174,10 +170,8 @@ class WorkFolder(Owned):
             raise full from error
 
     def _release(self) -> None:
-        for lock in (self._alive, self._lock):
-            if lock is not None:
-                lock.close()
-        self._alive = self._lock = None
+        while self._locks:
+            self._locks.pop().close()
 
     def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
         """Store the plan of this work. Raises PlanMismatch if work with another plan was begun here."""

@@ -31,7 +31,7 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import Owned, cached_property, flush_file
-from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,
@@ -75,17 +75,13 @@ class ColumnEntry:
         return earlier if is_earlier else column_row(self.field)
 
     def to_json(self) -> dict[str, Any]:
-        return self.field.to_json() | {
-            "table": self.table.to_json(),
-            "shards": [shard.to_json() for shard in self.shards],
-            "content_root": self.content_root,
-        }
+        files = {"table": plain(self.table), "shards": plain(self.shards)}
+        return self.field.to_json() | files | {"content_root": self.content_root}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnEntry:
         """Return the column of a valid manifest."""
-        shards = tuple(FileEntry(**shard) for shard in value["shards"])
-        return cls(Field.from_json(value), FileEntry(**value["table"]), shards, value["content_root"])
+        return cls(**built_fields(cls, {"field": value, **value}))
 
 
 @dataclass(frozen=True)

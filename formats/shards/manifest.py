@@ -25,6 +25,7 @@ from shardprep.formats.records.record import (
     MAX_CLASS_ID,
     MAX_IMAGE_BYTES,
     MAX_KEY_BYTES,
+    SPACES,
     UNLABELLED,
     LabelSpace,
 )
@@ -34,6 +35,7 @@ from shardprep.formats.runtime.json_record import (
     FILE,
     SHA256,
     built,
+    built_fields,
     canonical_json,
     is_text,
     matches,
@@ -93,7 +95,7 @@ def _archive_ok(value: Any) -> bool:
 
 def _labels_ok(value: Any) -> bool:
     """Whether the classes are unique and in order, so that a label determines its class."""
-    if not matches(value, {"space": re.compile("sorted_wnid0"), "classes": [_CLASS], "sha256": str}):
+    if not matches(value, {"space": re.compile(SPACES[0]), "classes": [_CLASS], "sha256": str}):
         return False
     return all(one["name"] < other["name"] for one, other in pairwise(value["classes"]))
 
@@ -135,7 +137,7 @@ PARTS: dict[str, Any] = {
 }
 """The shape of each part of a manifest; critical parts are optional."""
 
-_UNCHANGED = ("source", "plan", "container", "writer", "content_root")  # stored as in the Manifest
+_FIELDS = ("source", "plan", "container", "writer", "content_root", "tables", "shards")  # as in the Manifest
 KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
 CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
@@ -315,29 +317,15 @@ class Manifest:
         return tuple(each.size for each in (self.archive.regions if self.archive else self.shards))
 
     def _body(self) -> dict[str, Any]:
-        critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
-        critical |= {"crop_ready": self.crop_ready} if self.crop_ready else {}
-        critical |= {"columns": plain(self.columns)} if self.columns else {}
-        critical |= {"archive": self.archive.to_json()} if self.archive else {}
-        critical |= {"offsets": True} if self.offsets else {}
-        return (
-            self.extra
-            | critical
-            | {
-                "format": FORMAT_NAME,
-                "version": list(self.version),
-                "crit": list(critical),
-                "dataset": {name: getattr(self, name) for name in _DATASET},
-                "labels": {
-                    "space": "sorted_wnid0",
-                    "classes": self.labels.to_json(),
-                    "sha256": self.labels.digest,
-                },
-                "tables": [t.to_json() for t in self.tables],
-                "shards": [s.to_json() for s in self.shards],
-            }
-            | {name: getattr(self, name) for name in _UNCHANGED}
-        )
+        critical = {name: plain(part) for name in CRITICAL_KEYS if (part := getattr(self, name))}
+        own = {
+            "format": FORMAT_NAME,
+            "version": list(self.version),
+            "crit": list(critical),
+            "dataset": {name: getattr(self, name) for name in _DATASET},
+            "labels": {"space": SPACES[0], "classes": self.labels.to_json(), "sha256": self.labels.digest},
+        }
+        return self.extra | critical | own | {name: plain(getattr(self, name)) for name in _FIELDS}
 
     def bytes_of(self, names: Iterable[str]) -> int:
         """Return the total size of these files."""
@@ -363,20 +351,10 @@ class Manifest:
         _check_version(value, path)
         if issue := issue_of(value):
             raise ManifestDamaged(issue, path=path)
-        return cls(
-            **value["dataset"],
-            **{name: value[name] for name in _UNCHANGED},
-            labels=LabelSpace.from_json(value["labels"]["classes"]),
-            tables=tuple(FileEntry(**t) for t in value["tables"]),
-            shards=tuple(FileEntry(**s) for s in value["shards"]),
-            version=(value["version"][0], value["version"][1]),
-            extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
-            kinds=tuple(value.get("kinds", ())),
-            crop_ready=value.get("crop_ready", 0),
-            archive=IndexedArchive.from_json(value["archive"]) if "archive" in value else None,
-            columns=built(DatasetColumns, value["columns"]) if "columns" in value else None,
-            offsets="offsets" in value,
-        )
+        known = {name: value[name] for name in (*_FIELDS, *CRITICAL_KEYS) if name in value}
+        known |= value["dataset"] | {"labels": value["labels"]["classes"], "offsets": "offsets" in value}
+        known["extra"] = {name: part for name, part in value.items() if name not in KNOWN_KEYS}
+        return cls(**built_fields(cls, known), version=(value["version"][0], value["version"][1]))
 
 
 def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
