@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,6 @@ import numpy as np
 from shardprep.formats.conversion.plan import Plan, PlanOptions, versions_for
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import (
-    BuiltColumn,
     BuiltFile,
     BuiltShard,
     ShardJob,
@@ -34,8 +34,8 @@ from shardprep.formats.conversion.shard import (
 )
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.formats.images.header import ImageFlag, cause_of
-from shardprep.formats.records.record import LabelSpace, content_root
-from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.records.record import content_root
+from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json
@@ -74,12 +74,13 @@ from shardprep.formats.shards.read import (
     OUTPUT_FILES,
     FileEntry,
     Rows,
+    RowType,
     container,
     read_table,
     table_header,
 )
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.source import Entries, Listing, Problems, SourceOptions
+from shardprep.formats.sources.source import Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
 from shardprep.formats.verification.verify import verify_folder
@@ -266,15 +267,11 @@ def outcome(
     return {
         "manifest": manifest,
         "already_complete": built is None,
-        "skipped": sum_up([*skipped, *skipped_in(built or ())], listing.entries, listing.labels),
+        "skipped": sum_up(listing, built or (), skipped),
         "ignored": listing.ignored,
         "notes": (*listing.notes, *_notes_on_columns(prepared, built or ())),
         "has_labels": prepared.planned.has_labels,
     }
-
-
-def skipped_in(built: Iterable[BuiltShard]) -> list[SkippedImage]:
-    return [image for shard in built for image in shard.skipped]
 
 
 def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
@@ -302,7 +299,7 @@ def build_shards(
         if stored.read() is None:
             stored.write(listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
-    jobs = (replace(job, home=home, builder=builder) for job in shard_jobs(planned, shards, work_folder))
+    jobs = shard_jobs(planned, shards, work_folder, home=home, builder=builder)
     finished = {shard.name for shard in shards} & finished_shards(prepared.output)
     if kept := shards_kept(prepared.output, [shard.name for shard in shards]):
         runner.progress.note(f"{kept} already")
@@ -396,7 +393,7 @@ def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRu
     with prepared.begun(shared=True) as work_folder:
         if work_folder is not None:
             built = shards = build_shards(prepared, work_folder, runner)
-            skipped = sum_up(skipped_in(built), prepared.listing.entries, prepared.listing.labels)
+            skipped = sum_up(prepared.listing, built)
             missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
     if is_complete := shards is None:
         runner.progress.note(f"{prepared.output} is complete already")
@@ -570,12 +567,10 @@ def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator
     return _rows_in(work_folder, built, row_of)
 
 
-def _rows_in(
-    work_folder: WorkFolder, built: Iterable[BuiltFile], row_of: Callable[[int], np.dtype[np.void] | None]
-) -> Iterator[Rows]:
+def _rows_in(work_folder: WorkFolder, built: Iterable[BuiltFile], row: RowType) -> Iterator[Rows]:
     for one in (each for each in built if each.records):  # the key width of empty shards is unknown
         path = work_folder.folder / one.rows
-        yield read_table(path, FileEntry(one.rows, path.stat().st_size, one.rows_sha256, one.records), row_of)
+        yield read_table(path, FileEntry(one.rows, path.stat().st_size, one.rows_sha256, one.records), row)
 
 
 def index_of(
@@ -596,45 +591,36 @@ def column_entries(
 ) -> Iterator[ColumnEntry]:
     """Write the tables of the columns into the run's folder; yield the columns' entries."""
     for number, column in enumerate(schema):
-        yield _column_entry(work_folder, column, [shard.columns[number] for shard in built], offsets)
+        columns = [shard.columns[number] for shard in built]
+        row, of_built = column_row(column, offsets=offsets), built_row(column_row(column))
+        parts = (rows["row"] for rows in _rows_in(work_folder, columns, of_built))
+        table = (part[list(row.names or ())].astype(row).tobytes() for part in parts)
+        records = sum(part.records for part in columns)
+        parts_of_table = chain([table_header(row, records)], table)
+        yield ColumnEntry(
+            column,
+            _written(work_folder, table_name(column.name), records, parts_of_table),
+            tuple(entry_of(part) for part in columns if part.name),
+            content_root(rows["digest"].tobytes() for rows in _rows_in(work_folder, columns, of_built)),
+        )
 
 
-def _column_entry(
-    work_folder: WorkFolder, column: Field, built: Sequence[BuiltColumn], offsets: bool
-) -> ColumnEntry:
-    name, row = table_name(column.name), column_row(column, offsets=offsets)
-    of_built = built_row(column_row(column))
-    records = sum(part.records for part in built)
-
-    def parts() -> Iterator[Rows]:
-        return _rows_in(work_folder, built, lambda width: of_built if width == of_built.itemsize else None)
-
-    def table() -> Iterator[bytes]:
-        yield table_header(row, records)
-        for rows in parts():
-            yield rows["row"][list(row.names or ())].astype(row).tobytes()
-
-    return ColumnEntry(
-        column,
-        _written(work_folder, name, records, table()),
-        tuple(entry_of(part) for part in built if part.name),
-        content_root(rows["digest"].tobytes() for rows in parts()),
-    )
-
-
-def sum_up(skipped: Sequence[SkippedImage], entries: Entries, labels: LabelSpace) -> SkippedImages:
-    """Summarise the images that were left out of ``entries``."""
+def sum_up(
+    listing: Listing, built: Iterable[BuiltShard], before: Sequence[SkippedImage] = ()
+) -> SkippedImages:
+    """Summarise the images that were left out of the shards, or ``before``."""
+    skipped, entries = [*before, *(image for shard in built for image in shard.skipped)], listing.entries
     if not skipped:
         return SkippedImages()
     keys = defaultdict(list)
     for image in skipped:
         keys[cause_of(image.reason)].append(image.key)
     left_out = np.isin(entries["key"], [image.key.encode() for image in skipped])
-    before, after = entries["label"], entries["label"][~left_out]
-    emptied = np.setdiff1d(before[before >= 0], after)
+    labels = entries["label"]
+    emptied = np.setdiff1d(labels[labels >= 0], labels[~left_out])
     causes = [SkippedCause(cause, len(found), min(found)) for cause, found in keys.items()]
     return SkippedImages(
         count=len(skipped),
         causes=tuple(sorted(causes, key=lambda one: (-one.count, one.cause))),
-        emptied=tuple(labels.classes[label].name for label in emptied.tolist()),
+        emptied=tuple(listing.labels.classes[label].name for label in emptied.tolist()),
     )

@@ -319,7 +319,6 @@ def _built(
             reader=JoinReader(tuple((one.field, one.origin) for one in columns)),
             options=PlanOptions(container=manifest.container),
             plan=sha256_of(guard),
-            key_bytes=keys.dtype.itemsize,
             schema=schema,
             has_images=False,
             only_columns=True,

@@ -42,7 +42,7 @@ from shardprep.formats.runtime.work_folder import (
 )
 from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
-from shardprep.formats.shards.read import IN_PLACE, Extent, Rows, container
+from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
@@ -184,8 +184,7 @@ class PreparedSplit:
         """Return an upper bound of the size of the tables and these shards."""
         kind, planned = container(self.planned.options.container), self.planned
         tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
-        extents = (Extent(shard.records, shard.size, shard.key_bytes) for shard in shards)
-        return tables + sum(map(kind.bytes_needed, extents))
+        return tables + sum(map(kind.bytes_needed, shards))
 
     def bytes_to_write(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the bytes still to write for these shards."""

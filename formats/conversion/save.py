@@ -223,13 +223,12 @@ def _jobs(
     The workers pick the items. If these cannot be sent to other processes, this process picks those of
     unfinished shards in one pass.
     """
-    jobs: Iterable[ShardJob] = shard_jobs(prepared.planned, prepared.shards, work_folder)
     elsewhere = None if workers == 0 else source.elsewhere()
     if elsewhere is not None and (data := packed(elsewhere)) is not None:
         builder = partial(build_fetched, data, coder)
-        yield from (replace(job, builder=builder) for job in jobs)
+        yield from shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
         return
-    jobs = list(jobs)
+    jobs = list(shard_jobs(prepared.planned, prepared.shards, work_folder))
     numbers = [[] if trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
@@ -567,13 +566,10 @@ class HeldItems(ByteReader):
     items: tuple[EncodedItem, ...] = ()
 
     def read(self, entry: np.void) -> bytes:
-        return self._of(entry).image
+        return self.items[int(entry["mtime_ns"])].image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        return self._of(entry).values
-
-    def _of(self, entry: np.void) -> EncodedItem:
-        return self.items[int(entry["mtime_ns"])]
+        return self.items[int(entry["mtime_ns"])].values
 
     def where(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
@@ -585,10 +581,9 @@ class HeldItems(ByteReader):
 def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
     """Return the job with these items, and their numbers, in place of its placeholders."""
     entries = entries_of(items, numbers)
-    key_bytes = entries.dtype["key"].itemsize
     size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
-    shard = replace(job.shard, size=size, key_bytes=key_bytes)
-    return replace(job, entries=entries, key_bytes=key_bytes, shard=shard, reader=HeldItems(tuple(items)))
+    shard = replace(job.shard, size=size, key_bytes=entries.dtype["key"].itemsize)
+    return replace(job, entries=entries, shard=shard, reader=HeldItems(tuple(items)))
 
 
 def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:

@@ -35,7 +35,6 @@ from shardprep.formats.shards.in_place import Region, hash_region
 from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
-    Extent,
     FileEntry,
     Rows,
     Shard,
@@ -108,12 +107,13 @@ def build_column(
     rows = np.zeros(len(stored), built_row(column_row(field)))
     rows["row"] = rows_of(field, [each.image for each in stored], [each.crc32c for each in stored])
     rows["digest"] = np.array([content_digest(each.key, UNLABELLED, each.image) for each in stored], "V32")
-    name = "" if field.is_fixed else shard_name(field.name, job.shard.number, job.container)
+    name = "" if field.is_fixed else shard_name(field.name, job.shard.number, job.options.container)
     built = unfinished(job.run, name)
     if name and job.writes(name):
         key_bytes = max((len(each.key) for each in stored), default=1)
-        extent = Extent(len(stored), sum(len(each.image) for each in stored), key_bytes)
-        with container(job.container).write(built, extent) as writer:
+        size = sum(len(each.image) for each in stored)
+        unit = Unit(name, job.shard.number, 0, len(stored), size, key_bytes)
+        with container(job.options.container).write(built, unit) as writer:
             for each in stored:
                 writer.append(each)
     published = job.published(name, built, f".{field.name}.rows", rows)
@@ -193,7 +193,6 @@ class ShardJob(Job[Any]):
     reader: ByteReader
     options: PlanOptions
     plan: str
-    key_bytes: int
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
     only_columns: bool = False
@@ -211,17 +210,9 @@ class ShardJob(Job[Any]):
             key.decode().lower().endswith(DECODED_SUFFIXES) for key in keys
         )
 
-    @property
-    def container(self) -> str:
-        return self.options.container
-
-    @property
-    def work_folder(self) -> Path:
-        return self.output / WORK_FOLDER_NAME
-
     def beside(self, suffix: str) -> Path:
         """Return the path of the shard's file with this suffix in the work folder."""
-        return self.work_folder / (self.shard.name + suffix)
+        return self.output / WORK_FOLDER_NAME / (self.shard.name + suffix)
 
     def build(self) -> Any:
         """Build the shard, or call the ``builder``. Raises OtherMachine if this machine cannot."""
@@ -245,10 +236,32 @@ class ShardJob(Job[Any]):
         return self.wanted is None or name in self.wanted
 
     def published(self, name: str, built: Path, suffix: str, rows: Rows) -> dict[str, Any]:
-        """Publish the shard ``built``, if it has a name, and its rows; return the fields of a BuiltFile."""
-        sha256, path = "", self.beside(suffix)
-        if name:
-            sha256, rows["row"]["offset"] = self._published(name, built, rows["row"]["crc32c"])
+        """Publish the shard ``built``, if it has a name, and its rows; return the fields of a BuiltFile.
+
+        Both are checked first. A shard that is not to be written is there already, and only checked.
+        """
+        sha256, final, path = "", self.output / name, self.beside(suffix)
+        kind, crcs = self.options.container, rows["row"]["crc32c"]
+        if name and not self.writes(name):
+            sha256 = self.expected_sha256[name]
+            rows["row"]["offset"] = check_written(final, kind, crcs)
+        elif name:
+            with ThreadPoolExecutor(1) as disk:  # flush while this thread reads the file back
+                flushed = disk.submit(flush_file, built)
+                sha256 = hash_file(built)
+                rows["row"]["offset"] = check_written(built, kind, crcs)
+                flushed.result()
+            if self.expected_sha256.get(name, sha256) != sha256:
+                versions = ", ".join(
+                    f"{name} {version}" for name, version in container(kind).library().items()
+                )
+                raise OperationError(
+                    "was rebuilt, but its bytes differ from the published ones: the source has changed, or "
+                    f"other versions of the libraries than these wrote it ({versions}; prep inspect prints its "
+                    "own)",
+                    path=final,
+                )
+            publish(built, final)
         with publishing(path, self.run) as file:
             write_table(file, rows)
         return {
@@ -256,41 +269,18 @@ class ShardJob(Job[Any]):
             "rows_sha256": hash_file(path),
             "records": len(rows),
             "name": name,
-            "size": (self.output / name).stat().st_size if name else 0,
+            "size": final.stat().st_size if name else 0,
             "sha256": sha256,
         }
 
-    def _published(
-        self, name: str, built: Path, crcs: npt.NDArray[np.uint32]
-    ) -> tuple[str, npt.NDArray[np.uint64]]:
-        """Check and publish the file ``built``, or check the existing file if it is not written.
 
-        ``crcs`` are the records' checksums. Returns the file's SHA-256 and the records' offsets.
-        """
-        final = self.output / name
-        if not self.writes(name):
-            return self.expected_sha256[name], check_written(final, self.container, crcs)
-        with ThreadPoolExecutor(1) as disk:  # flush while this thread reads the file back
-            flushed = disk.submit(flush_file, built)
-            sha256 = hash_file(built)
-            offsets = check_written(built, self.container, crcs)
-            flushed.result()
-        if self.expected_sha256.get(name, sha256) != sha256:
-            library = container(self.container).library()
-            versions = ", ".join(f"{name} {version}" for name, version in library.items())
-            raise OperationError(
-                "was rebuilt, but its bytes differ from the published ones: the source has changed, or other "
-                f"versions of the libraries than these wrote it ({versions}; prep inspect prints its own)",
-                path=final,
-            )
-        publish(built, final)
-        return sha256, offsets
-
-
-def shard_jobs(planned: Plan, shards: Iterable[Unit], work_folder: WorkFolder) -> Iterator[ShardJob]:
+def shard_jobs(
+    planned: Plan, shards: Iterable[Unit], work_folder: WorkFolder, **given: Any
+) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, lazily, because each job holds its entries.
 
-    Their paths are absolute, because another process may have another current folder.
+    Their paths are absolute, because another process may have another current folder. ``given`` are further
+    fields of the jobs.
     """
     listing, regions = planned.listing, planned.regions
     for shard in shards:
@@ -303,10 +293,10 @@ def shard_jobs(planned: Plan, shards: Iterable[Unit], work_folder: WorkFolder) -
             reader=listing.reader.only(entries),
             options=planned.options,
             plan=planned.work_digest,
-            key_bytes=planned.key_bytes,
             schema=listing.schema,
             has_images=listing.has_images,
             region=regions[shard.number] if regions else None,
+            **given,
         )
 
 
@@ -345,12 +335,9 @@ def committed(job: ShardJob) -> BuiltShard | None:
         commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
         is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
         is_same = is_wanted and commit.plan == job.plan
-        rows = [(one.rows, one.rows_sha256) for one in (commit, *commit.columns) if one.rows]
-        return (
-            commit
-            if is_same and all(hash_file(job.work_folder / n) == sha256 for n, sha256 in rows)
-            else None
-        )
+        files, folder = [one for one in (commit, *commit.columns) if one.rows], job.output / WORK_FOLDER_NAME
+        is_same = is_same and all(hash_file(folder / one.rows) == one.rows_sha256 for one in files)
+        return commit if is_same else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 
@@ -361,20 +348,19 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
     With columns, all samples are read before the first is written, because the listing's lengths are not the
     images'.
     """
-    built, name = unfinished(job.run, job.shard.name), job.shard.name
-    rows, count = np.zeros(len(job.entries), built_row(index_dtype(job.key_bytes))), 0
-    extent = Extent(job.shard.records, job.shard.size, job.shard.key_bytes)
+    built, name, unit = unfinished(job.run, job.shard.name), job.shard.name, job.shard
+    rows, count = np.zeros(len(job.entries), built_row(index_dtype(unit.key_bytes))), 0
     known, archive = list[Sample](), job.reader.archive if job.region else None
     if len(job.schema) or not job.has_images:
         samples = known = list(samples)
         size = sum(len(stored.image) for stored, _, _ in known)
-        extent = replace(extent, records=len(known), payload_bytes=size)
+        unit = replace(unit, first=0, last=len(known), size=size)
     if archive:
         with suppress(FileExistsError):  # another shard made it
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the shard is read back next to it
     writing: AbstractContextManager[ShardWriter | None] = nullcontext()
     if job.writes(name):
-        writing = container(job.container).write(built, extent)
+        writing = container(job.options.container).write(built, unit)
     with writing as writer:
         for stored, info, _ in samples:
             if writer is not None:

@@ -239,7 +239,7 @@ class BoxTable:
     def rows(self) -> Rows:
         """Read all rows, checked to be of existing records, in order, and within the image."""
         path = self.folder / self.entry.name
-        rows = read_table(path, self.entry, lambda _: BOX_DTYPE)
+        rows = read_table(path, self.entry, BOX_DTYPE)
         if len(rows) and not self._fits(rows):
             raise ManifestDamaged("has boxes that do not fit the manifest", path=path)
         return rows

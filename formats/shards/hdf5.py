@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import Owned, naming
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     Addresses,
     Container,
-    Extent,
     ShardFile,
     ShardWriter,
     StoredRecord,
@@ -129,9 +129,9 @@ DATA_OFFSET = 1072  # of the first dataset in a file without options, in every H
 WRITE_BYTES = 1 << 20
 
 
-def bytes_needed(extent: Extent) -> int:
+def bytes_needed(unit: Unit) -> int:
     """Return an upper bound on the file's size."""
-    return DATA_OFFSET + extent.payload_bytes + extent.records * (extent.key_bytes + 16) + 8192
+    return DATA_OFFSET + unit.size + unit.records * (unit.key_bytes + 16) + 8192
 
 
 class _Skeleton(_FileObject):
@@ -175,7 +175,7 @@ def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
 class Hdf5ShardWriter(ShardWriter):
     """Streams images into ``data``, and writes the headers and columns at the end."""
 
-    def __init__(self, path: Path, extent: Extent) -> None:
+    def __init__(self, path: Path, unit: Unit) -> None:
         self._path = path
         self._file = path.open("wb", buffering=WRITE_BYTES)
         self._file.seek(DATA_OFFSET)

@@ -26,11 +26,11 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import hash_descriptor, naming
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     Addresses,
     Container,
-    Extent,
     FileEntry,
     ShardFile,
     ShardWriter,
@@ -154,18 +154,18 @@ def place_dtype(key_bytes: int) -> np.dtype[np.void]:
     return np.dtype([*fixed, ("key", f"S{max(1, key_bytes)}")])
 
 
-def bytes_needed(extent: Extent) -> int:
+def bytes_needed(unit: Unit) -> int:
     """Return an upper bound on the file's size."""
-    return HEADER_BYTES + extent.records * place_dtype(extent.key_bytes).itemsize
+    return HEADER_BYTES + unit.records * place_dtype(unit.key_bytes).itemsize
 
 
 class TarTableWriter(ShardWriter):
     """Writes a table when the context ends; does not look at the archive."""
 
-    def __init__(self, path: Path, extent: Extent) -> None:
+    def __init__(self, path: Path, unit: Unit) -> None:
         self._file = path.open("xb")
         self._path = path
-        self._rows = np.zeros(extent.records, place_dtype(extent.key_bytes))
+        self._rows = np.zeros(unit.records, place_dtype(unit.key_bytes))
         self._count = 0
 
     def append(self, stored: StoredRecord) -> None:

@@ -21,11 +21,11 @@ import numpy as np
 from shardprep.formats.errors import DataError, NoSpace, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import ReadAt, no_space
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     Address,
     Addresses,
     Container,
-    Extent,
     ShardFile,
     ShardWriter,
     StoredRecord,
@@ -44,18 +44,18 @@ def value_of(stored: StoredRecord) -> bytes:
     return b"".join((head, stored.key, stored.image))
 
 
-def bytes_needed(extent: Extent) -> int:
+def bytes_needed(unit: Unit) -> int:
     """Return an upper bound on the file's size: whole overflow pages, and the pages of the tree."""
     page = os.sysconf("SC_PAGE_SIZE")
-    values = extent.payload_bytes + extent.records * (VALUE_HEADER.size + extent.key_bytes)
-    leaves = values // page + extent.records * 2
-    commits = extent.records // RECORDS_PER_COMMIT + 1
+    values = unit.size + unit.records * (VALUE_HEADER.size + unit.key_bytes)
+    leaves = values // page + unit.records * 2
+    commits = unit.records // RECORDS_PER_COMMIT + 1
     return (leaves + 16 * commits + 64) * page
 
 
-def map_size(extent: Extent) -> int:
+def map_size(unit: Unit) -> int:
     """Return the map size in whole MiB; only the plan determines it, because LMDB stores it in the file."""
-    return (bytes_needed(extent) + (1 << 20)) // (1 << 20) << 20
+    return (bytes_needed(unit) + (1 << 20)) // (1 << 20) << 20
 
 
 class LmdbShardWriter(ShardWriter):
@@ -65,15 +65,15 @@ class LmdbShardWriter(ShardWriter):
     of pages. Nothing is synced: publishing flushes the file once.
     """
 
-    def __init__(self, path: Path, extent: Extent) -> None:
+    def __init__(self, path: Path, unit: Unit) -> None:
         self._path = path
-        self._extent = extent
+        self._unit = unit
         self._count = 0
         try:
             self._environment = lmdb.open(
                 os.fsencode(path),  # py-lmdb refuses names that are not UTF-8 as text
                 subdir=False,
-                map_size=map_size(extent),
+                map_size=map_size(unit),
                 lock=False,
                 sync=False,
                 metasync=False,
@@ -106,10 +106,10 @@ class LmdbShardWriter(ShardWriter):
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
         number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
         if number in (errno.EIO, errno.ENOSPC):  # LMDB's words for a short write; the system knows the reason
-            commits = max(1, self._extent.records // RECORDS_PER_COMMIT)
+            commits = max(1, self._unit.records // RECORDS_PER_COMMIT)
             try:
                 with self._path.open("ab") as file:
-                    os.posix_fallocate(file.fileno(), file.tell(), bytes_needed(self._extent) // commits)
+                    os.posix_fallocate(file.fileno(), file.tell(), bytes_needed(self._unit) // commits)
             except OSError as reason:
                 number = reason.errno or number
         if number == errno.ENOSPC:

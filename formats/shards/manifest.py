@@ -511,11 +511,11 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
 
     Lengths must be valid for values, and within the shards. Raises ManifestDamaged, OSError.
     """
-    path, row = dataset / entry.table.name, entry.row
+    path = dataset / entry.table.name
     if entry.field.is_fixed:
         ColumnTable(path, entry).close()
         return None
-    rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
+    rows = read_table(path, entry.table, entry.row)
     sizes = [shard.size for shard in entry.shards]
     sums = _lengths(rows, manifest, sizes, MAX_VALUE_BYTES)
     if sums is None or (sums > sizes).any():

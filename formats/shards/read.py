@@ -41,6 +41,7 @@ from shardprep.formats.runtime.files import (
     read_at,
     read_into,
 )
+from shardprep.formats.runtime.jobs import Unit
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 
@@ -145,6 +146,8 @@ class ShardFile(Owned):
 
 
 Rows = npt.NDArray[np.void]
+RowType = np.dtype[np.void] | Callable[[int], np.dtype[np.void] | None]
+"""The dtype of a table's rows, or a function that returns it for a row of a given size in bytes, or None."""
 
 
 def write_table(file: BinaryIO, rows: Rows) -> None:
@@ -153,30 +156,24 @@ def write_table(file: BinaryIO, rows: Rows) -> None:
     file.write(np.ascontiguousarray(rows).tobytes())
 
 
-def read_table(
-    path: Path,
-    entry: FileEntry,
-    row_of: Callable[[int], np.dtype[np.void] | None],
-    *,
-    seal: str | None = None,
-) -> Rows:
+def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None = None) -> Rows:
     """Read a table's rows into memory, read-only.
 
-    ``row_of`` returns the dtype of a row of a given size in bytes, or None if there is none; the file must
-    begin with the header for that dtype and number of rows. ``seal`` is as for :func:`.read_published`.
-    Raises ManifestDamaged if the file differs from the manifest, or is not such a table; OSError.
+    The file must begin with the header for the rows' dtype and number. ``seal`` is as for
+    :func:`.read_published`. Raises ManifestDamaged if the file differs from the manifest, or is not such a
+    table; OSError.
     """
     data = read_published(path, entry, seal=seal)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
     body = data[start:]
-    row = row_of(len(body) // max(1, entry.records))
+    row_dtype = row if isinstance(row, np.dtype) else row(len(body) // max(1, entry.records))
     if (
-        row is None
-        or len(body) != row.itemsize * entry.records
-        or data[:start].tobytes() != table_header(row, entry.records)
+        row_dtype is None
+        or len(body) != row_dtype.itemsize * entry.records
+        or data[:start].tobytes() != table_header(row_dtype, entry.records)
     ):
         raise ManifestDamaged(f"is not a table of {entry.records} rows in this format", path=path)
-    rows = body.view(row)
+    rows = body.view(row_dtype)
     rows.flags.writeable = False
     return rows
 
@@ -186,15 +183,6 @@ def table_header(row: np.dtype[np.void], rows: int) -> bytes:
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, described)
     return file.getvalue()
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The size of one shard's contents, which alone determines the sizes of files and maps."""
-
-    records: int
-    payload_bytes: int
-    key_bytes: int
 
 
 class StoredRecord(NamedTuple):
@@ -261,13 +249,14 @@ def not_indexed(link: Path, issue: str) -> ShardDamaged:
 class Container:
     """One kind of shard: its writer, addresses, upper bound on its size, and its library's versions."""
 
-    write: Callable[[Path, Extent], ShardWriter]
+    write: Callable[[Path, Unit], ShardWriter]
+    """Takes the path of the shard, and its unit, whose size alone determines the sizes of files and maps."""
     addresses: Callable[[Path, ShardFile], Addresses]
     """Takes the path of the shard, and the file with its images. An image may end beyond the file.
 
     Raises ShardDamaged if the container is malformed, and OSError or MemoryError if the system fails.
     """
-    bytes_needed: Callable[[Extent], int]
+    bytes_needed: Callable[[Unit], int]
     library: Callable[[], dict[str, str | int]]
 
 

@@ -180,10 +180,8 @@ def _rebuild(
     with _working(path, manifest) as work_folder, noting_kept(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
         home = versions_for(planned.options) if runner.executor else None
-        jobs = (
-            replace(job, expected_sha256=expected, wanted=frozenset(damaged), home=home)
-            for job in shard_jobs(planned, shards, work_folder)
-        )
+        given = {"expected_sha256": expected, "wanted": frozenset(damaged), "home": home}
+        jobs = shard_jobs(planned, shards, work_folder, **given)
         built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
         if wanted:

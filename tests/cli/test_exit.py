@@ -160,12 +160,12 @@ def test_a_disk_with_less_space_than_a_commit_is_reported_as_full(tmp_path: Path
     script = f"""
 from pathlib import Path
 from shardprep.formats.errors import NoSpace
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.lmdb import LmdbShardWriter
-from shardprep.formats.shards.read import Extent
 from shardprep.formats.shards.read import StoredRecord
 
 try:
-    with LmdbShardWriter(Path({str(tmp_path)!r}, "shard.lmdb"), Extent(512, 512 * 30_000, 8)) as writer:
+    with LmdbShardWriter(Path({str(tmp_path / "shard.lmdb")!r}), Unit("", 0, 0, 512, 512 * 30_000, 8)) as writer:
         for number in range(512):
             writer.append(StoredRecord(b"%08d" % number, 0, 0, bytes(30_000)))
 except NoSpace as error:

@@ -14,11 +14,11 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc
+from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     Address,
-    Extent,
     FileEntry,
     Rows,
     Shard,
@@ -36,14 +36,14 @@ def stored(key: str, label: int, image: bytes) -> StoredRecord:
 THREE = [stored("n1/a", 0, b"one"), stored("é", -1, bytes(range(60))), stored("n2/c", 999, b"\xff\xd8")]
 
 
-def extent(records: Sequence[StoredRecord]) -> Extent:
-    payload = sum(len(r.image) for r in records)
-    return Extent(len(records), payload, max((len(r.key) for r in records), default=1))
+def unit_of(records: Sequence[StoredRecord]) -> Unit:
+    size, key_bytes = sum(len(r.image) for r in records), max((len(r.key) for r in records), default=1)
+    return Unit("", 0, 0, len(records), size, key_bytes)
 
 
 def write(path: Path, kind: str, records: Sequence[StoredRecord]) -> Path:
     places = archived(path, records) if kind == "tar" else [0] * len(records)
-    with container(kind).write(path, extent(records)) as writer:
+    with container(kind).write(path, unit_of(records)) as writer:
         for record, place in zip(records, places, strict=True):
             writer.append(record._replace(offset=place))
     return path
@@ -83,7 +83,7 @@ def read(path: Path, kind: str, records: int) -> list[StoredRecord]:
 
 def index_rows(records: Sequence[StoredRecord]) -> Rows:
     """The rows of the index for these records of shard 0."""
-    rows = np.zeros(len(records), index_dtype(extent(records).key_bytes))
+    rows = np.zeros(len(records), index_dtype(unit_of(records).key_bytes))
     for ordinal, record in enumerate(records):
         rows[ordinal] = index_row(record, read_image_header(record.image), 0, ordinal)
     return rows
@@ -96,7 +96,7 @@ def columns(records: Sequence[StoredRecord]) -> dict[str, np.ndarray]:
         "data": np.frombuffer(b"".join(r.image for r in records), "u1"),
         "offsets": ends.astype("<i8"),
         "labels": np.array([r.label for r in records], "<i4"),
-        "keys": np.array([r.key for r in records], f"S{extent(records).key_bytes}"),
+        "keys": np.array([r.key for r in records], f"S{unit_of(records).key_bytes}"),
         "crc32c": np.array([r.crc32c for r in records], "<u4"),
     }
 
@@ -126,7 +126,7 @@ def write_around(path: Path, kind: str, records: Sequence[StoredRecord]) -> Path
 def places(records: Sequence[StoredRecord], offsets: Iterable[int]) -> Rows:
     """The rows of a table, according to its documentation."""
     columns = {"offset": "<u8", "length": "<u4", "label": "<i4", "crc32c": "<u4"}
-    columns["key"] = f"S{extent(records).key_bytes}"
+    columns["key"] = f"S{unit_of(records).key_bytes}"
     rows = [(at, len(r.image), r.label, r.crc32c, r.key) for at, r in zip(offsets, records, strict=True)]
     return np.array(rows, [*columns.items()])
 

@@ -31,13 +31,13 @@ from support.sampling import torture_except
 from support.shard_files import (
     THREE,
     address,
-    extent,
     index_rows,
     opened,
     read,
     read_around,
     stored,
     try_flips,
+    unit_of,
     write,
 )
 
@@ -89,7 +89,7 @@ def test_what_is_written_is_read_by_this_reader_and_by_the_library(
 
         assert read(path, kind, len(records)) == records
         assert read_around(path, kind) == records
-        assert path.stat().st_size <= container(kind).bytes_needed(extent(records))
+        assert path.stat().st_size <= container(kind).bytes_needed(unit_of(records))
 
 
 def test_the_checksums_of_a_record_never_change() -> None:
@@ -193,7 +193,7 @@ def test_no_descriptor_stays_open_and_a_closed_reader_is_not_read(shard: Path, k
 
 def test_a_writer_that_is_left_by_an_error_leaves_no_shard(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "shard"
-    with suppress(KeyboardInterrupt), container(kind).write(path, extent(THREE)) as writer:
+    with suppress(KeyboardInterrupt), container(kind).write(path, unit_of(THREE)) as writer:
         writer.append(THREE[0])
         raise KeyboardInterrupt
 
