@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -476,7 +476,8 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
     names = [table.name for table in tables_of(manifest)]
     for stale in TABLE_NAMES - set(names):  # left by an unfinished conversion
         (output / stale).unlink(missing_ok=True)
-    publish_tables(work_folder, names)
+    for name in names:
+        publish(work_folder.run / name, output / name)
     return manifest
 
 
@@ -550,11 +551,6 @@ def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[b
         file.writelines(parts)
     flush_file(path)
     return FileEntry(name, path.stat().st_size, hash_file(path), records)
-
-
-def publish_tables(work_folder: WorkFolder, names: Collection[str]) -> None:
-    for name in names:
-        publish(work_folder.run / name, work_folder.output / name)
 
 
 def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:

@@ -40,7 +40,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.dataset import refuse_in_dataset
+from shardprep.formats.shards.dataset import is_dataset, refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
@@ -57,21 +57,17 @@ def refuse_other_shape(output: Path, split: str | None) -> None:
     if os.path.lexists(output) and not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
     if split is None:
-        if _is_dataset(output):
+        if is_dataset(output):
             raise UsageError(
                 "is itself a dataset, so splits cannot go into it; choose another output, or continue this one "
                 "with the --split that began it",
                 path=output,
             )
-    elif inside := [name for name in SPLITS if _is_dataset(output / name)]:
+    elif inside := [name for name in SPLITS if is_dataset(output / name)]:
         raise UsageError(
             f"is a folder of splits ({', '.join(inside)}); give {str(output / split)!r} with --split {split}",
             path=output,
         )
-
-
-def _is_dataset(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
 
 
 def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> None:

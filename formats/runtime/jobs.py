@@ -254,8 +254,13 @@ class _Run(Generic[Built]):
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
         number, at = job.shard.number, self.counters.done(job.shard.number)
-        if isinstance(error, ChildDied) and (signal := _crash_of(job, at)):
-            return job.crashed(at, signal)
+        if isinstance(error, ChildDied):
+            try:
+                isolated(DECODE_TIMEOUT_S, job.decode, at)
+            except ChildDied as crash:
+                return job.crashed(at, crash.signal)
+            except (ShardprepError, OSError):  # reported when the file is built again
+                pass
         if number in self.retried:
             advice = "remove it" if isinstance(error, ChildDied) else "build with fewer --workers"
             raise WorkerDied(
@@ -266,17 +271,6 @@ class _Run(Generic[Built]):
             ) from error
         self.retried.add(number)
         return job
-
-
-def _crash_of(job: Job[Built], place: int) -> str:
-    """Decode one image in a new process; return the signal of its crash, empty if it does not crash."""
-    try:
-        isolated(DECODE_TIMEOUT_S, job.decode, place)
-    except ChildDied as error:
-        return error.signal
-    except (ShardprepError, OSError):  # reported when the file is built again
-        pass
-    return ""
 
 
 def _call_of(job: Job[Built]) -> ExecutorCall[Built]:

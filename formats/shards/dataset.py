@@ -253,7 +253,7 @@ class RecordSet(Closable, ABC):
 
 
 USUAL_ORDER = ("train", "val", "test")
-MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset, even an incomplete one
+MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset
 
 
 def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
@@ -263,9 +263,9 @@ def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
     ``folder`` is itself a dataset or a collection, contains no dataset, or is not a folder. Raises OSError.
     """
     path = Path(folder)
-    if not path.is_dir() or _is_dataset(path) or is_collection(path):
+    if not path.is_dir() or is_dataset(path) or is_collection(path):
         return {}
-    found = {sub.name: sub for sub in path.iterdir() if _is_dataset(sub)}
+    found = {sub.name: sub for sub in path.iterdir() if is_dataset(sub)}
     usual = [name for name in USUAL_ORDER if name in found]
     return {name: found[name] for name in (*usual, *sorted(found.keys() - set(usual)))}
 
@@ -293,7 +293,8 @@ def refuse_in_dataset(output: Path) -> None:
         )
 
 
-def _is_dataset(folder: Path) -> bool:
+def is_dataset(folder: Path) -> bool:
+    """Whether the folder is a dataset, even an incomplete one."""
     return folder.is_dir() and any((folder / mark).exists() for mark in MARKS)
 
 

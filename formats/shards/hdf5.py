@@ -190,23 +190,20 @@ class Hdf5ShardWriter(ShardWriter):
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         with naming(self._path), self._file:
-            if kind is None:
-                skeleton = self._skeleton()
-                for position, part in sorted(skeleton.parts.items()):
-                    self._file.seek(position)
-                    self._file.write(part)
-                self._file.truncate(skeleton.size)
-
-    def _skeleton(self) -> _Skeleton:
-        keys, labels, crcs = zip(*self._rows, strict=True) if self._rows else ((), (), ())
-        skeleton = _Skeleton()
-        with h5py.File(skeleton, "w", libver="earliest") as file:
-            _create(file, "data", self._offsets[-1])
-            _create(file, "offsets", np.array(self._offsets, "<i8"))
-            _create(file, "labels", np.array(labels, "<i4"))
-            _create(file, "keys", np.array(keys, f"S{max(map(len, keys), default=1)}"))
-            _create(file, "crc32c", np.array(crcs, "<u4"))
-        return skeleton
+            if kind is not None:
+                return
+            keys, labels, crcs = zip(*self._rows, strict=True) if self._rows else ((), (), ())
+            skeleton = _Skeleton()
+            with h5py.File(skeleton, "w", libver="earliest") as file:
+                _create(file, "data", self._offsets[-1])
+                _create(file, "offsets", np.array(self._offsets, "<i8"))
+                _create(file, "labels", np.array(labels, "<i4"))
+                _create(file, "keys", np.array(keys, f"S{max(map(len, keys), default=1)}"))
+                _create(file, "crc32c", np.array(crcs, "<u4"))
+            for position, part in sorted(skeleton.parts.items()):
+                self._file.seek(position)
+                self._file.write(part)
+            self._file.truncate(skeleton.size)
 
 
 def library() -> dict[str, str | int]:

@@ -228,16 +228,10 @@ def blocks_in(
     for region, stop, count in zip(archive.regions, stops.tolist(), counts, strict=True):
         if count:
             inside = lengths[stop - count : stop].astype(np.int64)
-            blocks += _divided(inside, region.start, region.stop, archive.block_bytes)
+            begins = np.cumsum(inside) - inside
+            bounds = np.flatnonzero(np.diff(begins // archive.block_bytes, prepend=-1, append=-1))
+            ends = np.append(0, np.cumsum(inside + _OVERHEAD))
+            places = region.start + (ends[bounds] / ends[-1] * region.size).astype(np.int64)
+            columns = (places[:-1].tolist(), np.diff(places).tolist(), np.diff(bounds).tolist())
+            blocks += [Block(ARCHIVE_NAME, *block) for block in zip(*columns, strict=True)]
     return tuple(blocks)
-
-
-def _divided(lengths: npt.NDArray[np.int64], start: int, stop: int, block_bytes: int) -> list[Block]:
-    begins = np.cumsum(lengths) - lengths
-    firsts = np.flatnonzero(np.diff(begins // block_bytes, prepend=-1))
-    bounds = np.append(firsts, len(lengths))
-    taken = np.append(0, np.cumsum(lengths + _OVERHEAD))
-    places = start + (taken[bounds] / taken[-1] * (stop - start)).astype(np.int64)
-    sizes, records = np.diff(places), np.diff(bounds)
-    columns = (places[:-1].tolist(), sizes.tolist(), records.tolist())
-    return [Block(ARCHIVE_NAME, *block) for block in zip(*columns, strict=True)]

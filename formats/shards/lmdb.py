@@ -39,11 +39,6 @@ RECORDS_PER_COMMIT = 256
 _ERRNO_OF = {os.strerror(number): number for number in errno.errorcode}
 
 
-def value_of(stored: StoredRecord) -> bytes:
-    head = VALUE_HEADER.pack(VALUE_VERSION, 0, len(stored.key), stored.label, stored.crc32c)
-    return b"".join((head, stored.key, stored.image))
-
-
 def bytes_needed(unit: Unit) -> int:
     """Return an upper bound on the file's size: whole overflow pages, and the pages of the tree."""
     page = os.sysconf("SC_PAGE_SIZE")
@@ -51,11 +46,6 @@ def bytes_needed(unit: Unit) -> int:
     leaves = values // page + unit.records * 2
     commits = unit.records // RECORDS_PER_COMMIT + 1
     return (leaves + 16 * commits + 64) * page
-
-
-def map_size(unit: Unit) -> int:
-    """Return the map size in whole MiB; only the plan determines it, because LMDB stores it in the file."""
-    return (bytes_needed(unit) + (1 << 20)) // (1 << 20) << 20
 
 
 class LmdbShardWriter(ShardWriter):
@@ -69,11 +59,12 @@ class LmdbShardWriter(ShardWriter):
         self._path = path
         self._unit = unit
         self._count = 0
+        mebibytes = bytes_needed(unit) // (1 << 20) + 1  # stored in the file: only the plan decides it
         try:
             self._environment = lmdb.open(
                 os.fsencode(path),  # py-lmdb refuses names that are not UTF-8 as text
                 subdir=False,
-                map_size=map_size(unit),
+                map_size=mebibytes << 20,
                 lock=False,
                 sync=False,
                 metasync=False,
@@ -87,11 +78,12 @@ class LmdbShardWriter(ShardWriter):
         self._transaction: Any = None
 
     def append(self, stored: StoredRecord) -> None:
-        key = self._count.to_bytes(8, "big")
+        ordinal = self._count.to_bytes(8, "big")
+        head = VALUE_HEADER.pack(VALUE_VERSION, 0, len(stored.key), stored.label, stored.crc32c)
         try:
             if self._transaction is None:
                 self._transaction = self._environment.begin(write=True)
-            self._transaction.put(key, value_of(stored), append=True)
+            self._transaction.put(ordinal, b"".join((head, stored.key, stored.image)), append=True)
             self._count += 1
             if self._count % RECORDS_PER_COMMIT == 0:
                 self._commit()
@@ -212,15 +204,14 @@ class LmdbPages:
 
     def leaves(self) -> Iterator[Page]:
         """Yield the leaves in the order of their keys; a leaf that comes again has keys out of order."""
-        return self._leaves(self.meta.root, self.meta.depth) if self.meta.depth else iter(())
+        return self._leaves(self.meta.root, self.meta.depth)
 
     def _leaves(self, number: int, depth: int) -> Iterator[Page]:
-        page = self.page(number, _LEAF if depth == 1 else _BRANCH)
-        if depth == 1:
-            yield page
-            return
-        for low, high, flags, *_ in self.nodes(page):
-            yield from self._leaves(low | high << 16 | flags << 32, depth - 1)
+        if depth > 1:
+            for low, high, flags, *_ in self.nodes(self.page(number, _BRANCH)):
+                yield from self._leaves(low | high << 16 | flags << 32, depth - 1)
+        elif depth:  # 0 in an empty file
+            yield self.page(number, _LEAF)
 
     def page(self, number: int, kind: int) -> Page:
         """Return a page of the tree, checked to be of this kind."""
@@ -288,28 +279,25 @@ def addresses(path: Path, file: ShardFile) -> Addresses:
         pages = LmdbPages(file.read_at, file.size, ShardDamaged)
         for page in pages.leaves():
             for node in pages.nodes(page):
-                found.append(_address(pages, page, node, len(found), file))
+                ordinal = len(found)
+                if page.data[node[3] : node[4]] != ordinal.to_bytes(8, "big"):
+                    raise ShardDamaged(f"it has no record {ordinal}")
+                start, length, first = pages.value(page, node, FIRST_BYTES)
+                header = VALUE_HEADER.unpack_from(first.ljust(VALUE_HEADER.size, b"\0"))
+                version, _, key_bytes, label, crc32c = header
+                head = VALUE_HEADER.size + key_bytes
+                if version != VALUE_VERSION or head > length or key_bytes > MAX_KEY_BYTES:
+                    raise ShardDamaged(f"record {ordinal} has an invalid header")
+                key = first[VALUE_HEADER.size : head]
+                if head > len(first):
+                    key = file.read_at(key_bytes, start + VALUE_HEADER.size)
+                found.append((key, label, crc32c, start + head, length - head))
         if len(found) != pages.meta.entries:
             raise ShardDamaged(f"it claims {pages.meta.entries} records, and has {len(found)}")
     except ShardDamaged as error:
         reason = f"is not a readable LMDB shard: {error.message}; prep repair rebuilds it"
         raise ShardDamaged(reason, path=path) from None
     return np.array(found, address_dtype(max((len(key) for key, *_ in found), default=1)))
-
-
-def _address(pages: LmdbPages, page: Page, node: Node, ordinal: int, file: ShardFile) -> Address:
-    if page.data[node[3] : node[4]] != ordinal.to_bytes(8, "big"):
-        raise ShardDamaged(f"it has no record {ordinal}")
-    start, length, first = pages.value(page, node, FIRST_BYTES)
-    header = VALUE_HEADER.unpack_from(first.ljust(VALUE_HEADER.size, b"\0"))
-    version, _, key_bytes, label, crc32c = header
-    head = VALUE_HEADER.size + key_bytes
-    if version != VALUE_VERSION or head > length or key_bytes > MAX_KEY_BYTES:
-        raise ShardDamaged(f"record {ordinal} has an invalid header")
-    key = first[VALUE_HEADER.size : head]
-    if head > len(first):
-        key = file.read_at(key_bytes, start + VALUE_HEADER.size)
-    return key, label, crc32c, start + head, length - head
 
 
 CONTAINER = Container(write=LmdbShardWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)

@@ -442,8 +442,7 @@ def with_offsets(rows: Rows) -> Rows:
     if "offset" in (rows.dtype.names or ()):
         return rows
     made = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize))
-    for name in rows.dtype.names or ():
-        made[name] = rows[name]
+    made[list(rows.dtype.names or ())] = rows
     made.flags.writeable = False
     return made
 

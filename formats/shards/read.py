@@ -83,29 +83,6 @@ def published_file(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
         yield file.fileno()
 
 
-def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> npt.NDArray[np.uint8]:
-    """Read a file that the manifest lists. Raises ManifestDamaged if its bytes differ; OSError.
-
-    With ``seal``, the root of the manifest, a file that has a :class:`.Seal` is not hashed, and any other
-    gets one.
-    """
-    if entry.size > MAX_TABLE_BYTES:
-        raise ManifestDamaged(f"has {entry.size} bytes, more than any table", path=path)
-    with published_file(path) as descriptor:
-        status = os.fstat(descriptor)
-        if status.st_size == entry.size:
-            data = np.empty(entry.size, np.uint8)
-            if read_into(descriptor, data.data, 0) == entry.size:
-                known = Seal(status, seal) if seal else None
-                if known and known.holds:
-                    return data
-                if f"sha256:{hashlib.sha256(data.data).hexdigest()}" == entry.sha256:
-                    if known:
-                        known.keep(os.fstat(descriptor))
-                    return data
-    raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
-
-
 class ShardFile(Owned):
     """A file read by position, of ``size`` bytes when opened. Thread-safe. Raises OSError, also if closed."""
 
@@ -157,13 +134,26 @@ def write_table(file: BinaryIO, rows: Rows) -> None:
 
 
 def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None = None) -> Rows:
-    """Read a table's rows into memory, read-only.
+    """Read the rows of a table in the manifest into memory, read-only.
 
-    The file must begin with the header for the rows' dtype and number. ``seal`` is as for
-    :func:`.read_published`. Raises ManifestDamaged if the file differs from the manifest, or is not such a
-    table; OSError.
+    The file must begin with the header for the rows' dtype and number. With ``seal``, the root of the
+    manifest, a file that has a :class:`.Seal` is not hashed, and any other gets one. Raises ManifestDamaged
+    if the file differs from the manifest, or is not such a table; OSError.
     """
-    data = read_published(path, entry, seal=seal)
+    if entry.size > MAX_TABLE_BYTES:
+        raise ManifestDamaged(f"has {entry.size} bytes, more than any table", path=path)
+    with published_file(path) as descriptor:
+        status = os.fstat(descriptor)
+        data = np.empty(min(entry.size, status.st_size), np.uint8)
+        known, is_intact = Seal(status, seal) if seal else None, False
+        if status.st_size == entry.size == read_into(descriptor, data.data, 0):
+            is_intact = known is not None and known.holds
+            if not is_intact and f"sha256:{hashlib.sha256(data.data).hexdigest()}" == entry.sha256:
+                is_intact = True
+                if known:
+                    known.keep(os.fstat(descriptor))
+    if not is_intact:
+        raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
     body = data[start:]
     row_dtype = row if isinstance(row, np.dtype) else row(len(body) // max(1, entry.records))

@@ -13,19 +13,13 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import (
-    build_tables,
-    column_entries,
-    index_of,
-    mending,
-    publish_tables,
-)
+from shardprep.formats.conversion.convert import build_tables, column_entries, index_of, mending
 from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.files import publish, user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -191,7 +185,8 @@ def _rebuild(
         for table in wanted:
             if table not in made:
                 raise PlanMismatch("was made from another source: its bytes differ", path=path / table.name)
-        publish_tables(work_folder, [table.name for table in wanted])
+        for table in wanted:
+            publish(work_folder.run / table.name, path / table.name)
 
 
 def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
