@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import count, islice
 from operator import is_not
@@ -94,49 +94,42 @@ class EngineMeter:
         )
 
 
+@dataclass
 class ItemGroups:
-    """The ``numbered`` items in groups of at most ``rows``, as requests to an engine.
+    """The ``numbered`` items of a pass in groups of at most ``rows``, as requests to an engine.
 
     Groups grow from ``least`` items with the rate at which results are :meth:`counted`. Once the form of the
     results is ``known``, the workers write the rows of a batch. An exception in ``numbered`` is raised after
     the group before it.
     """
 
-    def __init__(
-        self,
-        numbered: Iterator[tuple[Any, int]],
-        *,
-        pass_number: int,
-        rows: int,
-        least: int,
-        never_change: bool,
-        known: Callable[[], RowForm | None],
-    ) -> None:
-        self._numbered = numbered
-        self._pass = pass_number
-        self._rows, self._least = rows, min(least, rows)
-        self._known = known
-        self._never_change = never_change
-        self._began = perf_counter()
-        self._delivered = self._bytes = 0
+    numbered: Iterator[tuple[Any, int]]
+    _: KW_ONLY
+    pass_number: int
+    rows: int
+    least: int  # at most ``rows``
+    never_change: bool
+    known: Callable[[], RowForm | None]
+    began: float = field(default_factory=perf_counter)
+    delivered: int = 0  # results
+    payload_bytes: int = 0  # of the results
 
     def counted(self, batch: EngineBatch) -> EngineBatch:
-        """Count the results of a group, and their bytes."""
-        self._delivered += len(batch.items)
-        self._bytes += batch.payload_bytes
+        self.delivered += len(batch.items)
+        self.payload_bytes += batch.payload_bytes
         return batch
 
     def __iter__(self) -> Iterator[BatchRequest]:
         numbers, inputs, end = list[int](), list[tuple[int, PickledValue]](), 0
         size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
         try:
-            for item, number in self._numbered:
+            for item, number in self.numbered:
                 piece = self._pickled(item, number, room=INPUT_BYTES - end)
                 numbers.append(number)
                 inputs.append((end, piece))
                 end = round_up(end + piece.size)
                 if len(numbers) >= size or (
-                    self._least < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
+                    self.least < self.rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
                 ):
                     del item, piece
                     yield self._request(numbers, inputs, end)
@@ -151,7 +144,7 @@ class ItemGroups:
 
     def _pickled(self, item: Any, number: int, *, room: int) -> PickledValue:
         try:
-            piece = PickledValue.of(item, copied=not self._never_change)
+            piece = PickledValue.of(item, copied=not self.never_change)
         except Exception as error:
             raise UsageError(
                 f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
@@ -166,17 +159,17 @@ class ItemGroups:
 
     def _request(self, numbers: list[int], inputs: list[tuple[int, PickledValue]], end: int) -> BatchRequest:
         items = np.zeros(len(numbers), ITEM)
-        items["pass"], items["number"] = self._pass, numbers
+        items["pass"], items["number"] = self.pass_number, numbers
         items["at"], items["size"] = zip(*((at, piece.size) for at, piece in inputs), strict=True)
-        return BatchRequest(items, tuple(inputs)).with_rows(self._known(), at=end, room=INPUT_BYTES)
+        return BatchRequest(items, tuple(inputs)).with_rows(self.known(), at=end, room=INPUT_BYTES)
 
     def _size(self) -> int:
         """Return the size of the next group; sizes double, so that slots seldom change layout."""
-        worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
-        wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
-        size = self._least
-        while size < self._rows and size * 2 <= wanted:
-            size = min(size * 2, self._rows)
+        worth = GROUP_WORK_S / max(1e-9, perf_counter() - self.began)
+        wanted = self.delivered * min(worth, GROUP_BYTES / max(1, self.payload_bytes))
+        size = self.least
+        while size < self.rows and size * 2 <= wanted:
+            size = min(size * 2, self.rows)
         return size
 
 

@@ -235,11 +235,11 @@ def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> 
         case {"count": count, "bytes": size, "crc32c": crc, **rest} if (
             _is_count(count) and rest in ITEM_FORMS
         ):
-            return _items(_copied(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
+            return _listed(_copied(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
         case {"count": count, "of": str(dtype), "axes": axes, "bytes": size, "crc32c": crc, **rest} if (
             not rest and _is_count(count) and dtype in DTYPES and _is_count(axes)
         ):
-            return _arrays(_copied(size, crc, buffers, memory), count, np.dtype(dtype), axes)
+            return _listed(_copied(size, crc, buffers, memory), count, dtype, axes)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
@@ -264,33 +264,20 @@ def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory
     return copy
 
 
-def _items(raw: Raw, count: int, of: str) -> list[Any]:
-    table = _table(raw, count, 1)
-    lengths = table.tolist()
-    if sum(lengths) != raw.size - table.nbytes:
-        raise FrameDamaged("the lengths of a list's items do not add up to its size")
-    items = [raw[a:b].tobytes() for a, b in pairwise(accumulate(lengths, initial=table.nbytes))]
-    if of == "bytes":
-        return items
-    texts = [item.decode() for item in items]
-    return (
-        texts if of == "text" else JsonValues(json.loads(each, parse_constant=no_constant) for each in texts)
-    )
-
-
-def _arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.NDArray[Any]]:
-    """Return the arrays in a list's buffer, as views of it."""
-    table = _table(raw, count, axes)
-    shapes = table.reshape(count, axes).tolist()
-    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-    if sum(sizes) != raw.size - table.nbytes:
-        raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
-    bounds = pairwise(accumulate(sizes, initial=table.nbytes))
-    return [raw[a:b].view(dtype).reshape(shape) for shape, (a, b) in zip(shapes, bounds, strict=True)]
-
-
-def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:
-    size = count * numbers * LENGTH.itemsize
-    if max(size, count) > raw.size:  # a 0-d array has no shape in the table, but at least one byte
+def _listed(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
+    """Return the items of a packed list; arrays (``of`` a dtype) are views of its buffer."""
+    end = count * axes * LENGTH.itemsize
+    if max(end, count) > raw.size:  # a 0-d array has no shape in the table, but at least one byte
         raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
-    return raw[:size].view(LENGTH)
+    table = raw[:end].view(LENGTH).reshape(count, axes).tolist()
+    width = np.dtype(of).itemsize if of in DTYPES else 1
+    sizes = [math.prod(sides) * width for sides in table]
+    if sum(sizes) != raw.size - end:
+        raise FrameDamaged("the sizes of a list's items do not add up to its own")
+    items = [raw[a:b] for a, b in pairwise(accumulate(sizes, initial=end))]
+    if of in DTYPES:
+        return [item.view(of).reshape(shape) for item, shape in zip(items, table, strict=True)]
+    if of == "bytes":
+        return [item.tobytes() for item in items]
+    texts = [item.tobytes().decode() for item in items]
+    return texts if of == "text" else JsonValues(json.loads(x, parse_constant=no_constant) for x in texts)

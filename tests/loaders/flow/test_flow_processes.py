@@ -225,7 +225,7 @@ def test_a_group_is_full_at_its_bytes_however_many_items_it_may_have(monkeypatch
     groups = process_map.ItemGroups(
         numbered, pass_number=0, rows=8, least=2, never_change=True, known=lambda: None
     )
-    groups._delivered = 10**9  # of a fast phase with small items
+    groups.delivered = 10**9  # of a fast phase with small items
     assert {len(request.items) for request in groups} <= {1, 2, 3}
 
 
