@@ -105,7 +105,7 @@ class Filter(Step):
         return self.source.length.filtered()
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        items, numbers = self.drawn(now), count()
+        items, numbers = self.source.run(now.of(self)), count()
         is_wanted = now.noted(self.label, lambda item, _: bool(self.function(item)))
         with ending(items):
             yield from filter(now.here.timed(self.label, lambda item: is_wanted(item, next(numbers))), items)

@@ -219,10 +219,6 @@ class Step(Node):
     def never_change(self) -> bool:
         return self.source.never_change
 
-    def drawn(self, now: PassContext) -> Iterator[Any]:
-        """Run a pass of the source."""
-        return self.source.run(now.of(self))
-
 
 class InPlace(Step):
     """A step that can pick its items if its source can."""
@@ -309,7 +305,7 @@ def numbered(
     Draw the item first, then its number. The caller ends the items (:func:`.passes.end`).
     """
     if numbers is None:
-        return step.drawn(now), count()
+        return step.source.run(now.of(step)), count()
     own, places = shared(numbers, 2)
     return step.source.pick(now.of(step), own), places
 
@@ -437,7 +433,6 @@ class PassContext:
         return keyed_bits(purpose, seed=seed, epoch=self.number, item=item)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
-        """Return a generator over :meth:`bits`."""
         return np.random.Generator(self.bits(node, seed, item))
 
     def noted(self, step: str, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:

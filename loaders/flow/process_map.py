@@ -305,7 +305,6 @@ class ProcessMap(Map):
 
     @property
     def form(self) -> RowForm | None:
-        """The form of the declared results."""
         if self.outputs is None:
             return None
         return RowForm("array" if self.is_single else "tuple", self.outputs)

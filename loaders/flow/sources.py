@@ -491,14 +491,10 @@ class MadeUp:
         labels = rng.integers(0, self.classes, 2 * self.batch_size)
         if self.encoded:
             return labels, fake_files(self.seed)
-        noise = aligned(2 * self.batch_size * math.prod(self._shape))
+        noise = aligned(2 * self.batch_size * 3 * math.prod(self.size))
         noise[:] = np.frombuffer(rng.bytes(noise.size), np.uint8)
         noise.flags.writeable = False
-        return labels, noise.reshape(-1, *self._shape)
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return (*self.size, 3)
+        return labels, noise.reshape(-1, *self.size, 3)
 
     def batch(self, number: int) -> tuple[Any, npt.NDArray[np.int64]]:
         """Return the images and labels of the batch with this number, after the delay."""
@@ -512,7 +508,7 @@ class MadeUp:
         first = number * self.batch_size
         if self.encoded:
             return [images[row % len(images)] for row in range(first, first + self.batch_size)], labels
-        step = ALIGNMENT // math.gcd(ALIGNMENT, math.prod(self._shape))  # so that pixels are aligned
+        step = ALIGNMENT // math.gcd(ALIGNMENT, 3 * math.prod(self.size))  # so that pixels are aligned
         start = number % (self.batch_size // step + 1) * step
         return images[start : start + self.batch_size], labels
 

@@ -74,7 +74,7 @@ class Batch(InPlace):
             with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
                 yield from map(self._finished, batches)
         else:
-            yield from self._made_of(now, self.drawn(now), repeat(self.size), count())
+            yield from self._made_of(now, self.source.run(now.of(self)), repeat(self.size), count())
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
@@ -115,7 +115,7 @@ class BatchByShape(Step):
         return self.source.length.batches(least, drop=True).filtered()
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.drawn(now)) as items:
+        with ending(self.source.run(now.of(self))) as items:
             groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
             yield from map_with_notes(stack, groups, now, count(), self.label)
 
@@ -131,7 +131,7 @@ class Unbatch(Step):
         return INFINITE if self.source.length.is_infinite else UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.drawn(now)) as batches:
+        with ending(self.source.run(now.of(self))) as batches:
             yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
 
 
@@ -161,7 +161,7 @@ class Cache(Step):
                 kept.setdefault(at, found)
             return read_only(found[-1])
 
-        with ending(self.drawn(now)) as items:
+        with ending(self.source.run(now.of(self))) as items:
             yield from map(keep, items)
         kept.setdefault(at, found)
 
@@ -284,7 +284,7 @@ class Take(Renumbered):
         return iter(places)
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.drawn(now)) as items:
+        with ending(self.source.run(now.of(self))) as items:
             yield from islice(items, self.count)
 
 
@@ -306,7 +306,7 @@ class Skip(Renumbered):
         if self.can_pick:
             yield from self.pick(now)
             return
-        with ending(self.drawn(now)) as items:
+        with ending(self.source.run(now.of(self))) as items:
             yield from islice(items, self.count, None)
 
 
@@ -339,7 +339,7 @@ class LocallyShuffled(Renumbered):
         def keyed(number: int, word: int, item: Any) -> tuple[int, int, Any]:
             return (number << 32) + self.window * (word >> 32), number, item
 
-        with ending(self.drawn(now)) as items:
+        with ending(self.source.run(now.of(self))) as items:
             for entry in map(keyed, count(), words(now.bits(self, self.seed)), items):
                 heappush(heap, entry)
                 next_key = entry[1] + 1 << 32

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing.util import Finalize, is_exiting
+from multiprocessing.util import is_exiting
 from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
@@ -352,10 +352,6 @@ class PulledPasses(Owned):
         self._returned = -RETURN_S  # when the last call returned
         self._closed = False
 
-    def closed_with(self, owner: object) -> Finalize:
-        """Make a finalizer that closes this when the owner is dropped, before TensorFlow's threads end."""
-        return Finalize(owner, self.close, exitpriority=15)
-
     def begin(self) -> int:
         """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
         with self._changed:
@@ -391,7 +387,6 @@ class PulledPasses(Owned):
         return batch
 
     def begin_for_tensorflow(self) -> int:
-        """Begin a pass as :meth:`begin` does, with errors for :func:`original_errors`."""
         with self._reporting():
             return self.begin()
 

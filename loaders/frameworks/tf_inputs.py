@@ -51,6 +51,8 @@ from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.frames import FrameReceiver
 
+AT_EXIT = 15  # the priority of closing pulled passes: before TensorFlow's threads end
+
 
 def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> Any:
     """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
@@ -101,7 +103,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
 
     started = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(begin_pass, [], tf.int64))
     started.shardprep_passes = passes  # datasets made from this one keep it alive
-    passes.closed_with(started)
+    Finalize(started, passes.close, exitpriority=AT_EXIT)
     return started.flat_map(batches)
 
 
@@ -321,7 +323,7 @@ class FeedInput(DirectInput):
         passes = Passes(source)
         super().__init__(passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes, self.element_spec)
-        self._pulled.closed_with(self)
+        Finalize(self, self._pulled.close, exitpriority=AT_EXIT)
         self._number: int | None = None  # of the pass that a graph dequeues from
         self._placeholders: list[Any] | None = None
         if not tf.executing_eagerly():
@@ -693,7 +695,8 @@ class ZMQInput(FeederInput):
     in a trusted network.
 
     Args:
-        endpoint: As for :class:`.frames.FrameReceiver`, which this input owns.
+        endpoint: As for :class:`.frames.FrameReceiver`, which this input owns. The attribute ``endpoint`` has
+            the address for senders, with the port chosen for ``*``, and ``endpoints`` all addresses.
         signature: A ``tf.TensorSpec`` for each part of a batch. It is required, because without a sender,
             waiting for a first batch would hang.
         senders: Number of senders per epoch.
@@ -726,21 +729,12 @@ class ZMQInput(FeederInput):
             receiver.close()
             raise
         self._receiver = receiver
+        self.endpoint, self.endpoints = receiver.endpoint, receiver.endpoints
         super().__init__(*made)
 
     def close(self) -> None:
         self._receiver.close()  # first, or the senders would see an epoch end early, and begin the next
         super().close()
-
-    @property
-    def endpoint(self) -> str:
-        """The address for senders, with the port chosen for ``*``."""
-        return self._receiver.endpoint
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """All addresses for senders."""
-        return self._receiver.endpoints
 
     @property
     def rejected(self) -> int:

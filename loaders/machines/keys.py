@@ -305,7 +305,6 @@ class ReceiverAuth:
                 self.refused += 1  # another protocol, for which libzmq reports no other event
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set up the socket before it binds."""
         if self._secret is None:
             return
         handler = context.socket(zmq.REP)
@@ -390,7 +389,6 @@ class SenderAuth:
             self._looked = monotonic()
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set up the socket before it connects."""
         if self._secret:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._receiver)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)

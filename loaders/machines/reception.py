@@ -206,7 +206,6 @@ class Reception:
         self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
-        """Begin to lease the missing steps of a pass."""
         self._ledger.begin(pass_number, steps)
         self._limit_steps()
         self._grant()
