@@ -410,7 +410,7 @@ class Loader(Owned, Closable):
         outputs = None if transform is None else outputs_of(transform)
         if transform is not None and outputs is None:
             return None
-        is_constant = self._plan.drop_last and not self._work.skip_bad and (not omission or omission.closes)
+        is_constant = self._plan.drop_last and not self._work.skip_bad and omission.closes
         rows = self._plan.batch_size if is_constant else None
         return loader_specs(outputs, rows=rows, with_numbers=self._with_numbers)
 
@@ -645,7 +645,7 @@ class Loader(Owned, Closable):
 
     def _card(self, identity: str | None) -> RunCard:
         chosen, transform = self._subset.chosen, self.transform
-        omission, omitted = self._subset.omission, self._subset.omitted
+        omission = self._subset.omission
         versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
         return RunCard(
             **{name: getattr(self._plan, name) for name in PLANNED},
@@ -659,8 +659,8 @@ class Loader(Owned, Closable):
             on_bad_record="skip" if self._work.skip_bad else "raise",
             with_numbers=self._with_numbers,
             transform=None if transform is None else TransformCard.of(transform, identity),
-            without=None if omitted is None else ChosenRecords.of(omitted),
-            gaps=None if omission is None else "close" if omission.closes else "keep",
+            without=ChosenRecords.of(self._subset.omitted) if omission else None,
+            gaps=None if not omission else "close" if omission.closes else "keep",
         )
 
     @cached_property

@@ -73,7 +73,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         return
     if subset.dataset.class_sorted:
         labels, omission = subset.labels, plan.omission
-        left = np.delete(labels, omission.positions) if omission and omission.closes else labels
+        left = np.delete(labels, omission.positions) if omission.closes else labels
         classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
         mixed = Means(mixing.per_batch(window), mixing.per_batch(records))

@@ -19,8 +19,8 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, png_of
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
-from shardprep.loaders.order.epoch import NOTHING, Epoch, EpochPlan, place_within
-from shardprep.loaders.order.parts import Ranges, Records
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
+from shardprep.loaders.order.parts import NOTHING, Ranges, Records
 from shardprep.loaders.transforms.contract import (
     CHANNELS_FIRST,
     IMAGE,

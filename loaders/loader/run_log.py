@@ -412,8 +412,7 @@ def prove(
             raise UsageError(f"{' and '.join(differing)} must be those of the run")
         numbers = sorted({part.receipt.epoch for part in parts})
         epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
-        omitted = () if loader._subset.omitted is None else loader._subset.omitted.tolist()
-        left_out = tuple(loader.key(number) for number in omitted)
+        left_out = tuple(loader.key(number) for number in loader._subset.omitted.tolist())
         made = {
             json.dumps(card and [card.name, card.arguments], sort_keys=True): card.title if card else "none"
             for card in (part.card.transform for part in parts)

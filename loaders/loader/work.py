@@ -36,7 +36,7 @@ from shardprep.loaders.engine.messages import (
     SkippedRow,
 )
 from shardprep.loaders.loader.digest import digest_of
-from shardprep.loaders.order.parts import Omission, Records, WeightedParts
+from shardprep.loaders.order.parts import NO_OMISSION, Omission, Records, WeightedParts
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, fill_rows, outputs_of
 from shardprep.loaders.transforms.decode import decoding_seconds
@@ -118,26 +118,23 @@ class Subset:
         names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
         self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
         check_choice("gaps", gaps, ("close", "keep"))
-        self.omission = None
+        self.omission = NO_OMISSION
         if without is not None:
-            self.omission = self._omission(_array(without, "without"), closes=gaps == "close")
-
-    def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
-        is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
-        if without.size and (is_text or without.dtype.kind in "US"):
-            mask = _mask_of_keys(without.ravel().tolist(), self.dataset)
-        else:
-            mask = _mask(without, len(self.dataset), "without")
-        positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
-        if len(positions) == len(self):
-            raise UsageError("without= leaves out all records")
-        return Omission(positions, closes, self.weights) if len(positions) else None
+            given = _array(without, "without")
+            is_text = given.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in given.ravel())
+            if given.size and (is_text or given.dtype.kind in "US"):
+                mask = _mask_of_keys(given.ravel().tolist(), dataset)
+            else:
+                mask = _mask(given, len(dataset), "without")
+            positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
+            if len(positions) == len(self):
+                raise UsageError("without= leaves out all records")
+            if len(positions):
+                self.omission = Omission(positions, gaps == "close", self.weights)
 
     @property
-    def omitted(self) -> Records | None:
-        """The omitted record numbers; None for none."""
-        if self.omission is None:
-            return None
+    def omitted(self) -> Records:
+        """The omitted record numbers."""
         positions = self.omission.positions
         return positions if self.chosen is None else self.chosen[positions]
 
@@ -149,8 +146,8 @@ class Subset:
         """The root of the dataset, with digests of chosen records, weights and omitted records."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        how = "closed" if self.omission and self.omission.closes else "kept"
-        omitted = "" if self.omitted is None else f" without:{digest_of(self.omitted)}:{how}"
+        how = "closed" if self.omission.closes else "kept"
+        omitted = f" without:{digest_of(self.omitted)}:{how}" if self.omission else ""
         return self.dataset.root + chosen + weights + omitted
 
     @property

@@ -35,7 +35,8 @@ from shardprep.loaders.machines.socket import (
     FrameSocket,
     Message,
 )
-from shardprep.loaders.order.epoch import NOTHING, LoadedStep
+from shardprep.loaders.order.epoch import LoadedStep
+from shardprep.loaders.order.parts import NOTHING
 
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +24,8 @@ from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.progress import byte_count, checked_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
+    NO_OMISSION,
+    NOTHING,
     ClosedOrder,
     DisplacedOrder,
     Omission,
@@ -164,19 +166,15 @@ class EpochOrder:
 
     def closed(self, omission: Omission, epoch: int) -> EpochOrder:
         """Return this single-partition order without the omitted records; later ones move up."""
-        (part,) = self._parts
-        return EpochOrder([ClosedOrder(part, len(omission), lambda: omission.gaps(part, epoch))])
+        return EpochOrder([ClosedOrder(part, omission.gaps(part, epoch)) for part in self._parts])
 
     def passing(self, ranges: Ranges) -> EpochOrder:
         """Return this order without these ascending ranges of places, which are whole steps."""
-        partitions = len(self._parts)
-
-        def gaps(number: int) -> Records:
-            own = (tuple(places_in(each, number, partitions) for each in both) for both in ranges)
-            return np.concatenate([np.arange(start, stop) for start, stop in own])
-
-        closed = (ClosedOrder(part, len(gaps(n)), partial(gaps, n)) for n, part in enumerate(self._parts))
-        return EpochOrder(list(closed))
+        closed = []
+        for number, part in enumerate(self._parts):
+            own = ([places_in(end, number, len(self._parts)) for end in both] for both in ranges)
+            closed.append(ClosedOrder(part, np.concatenate([np.arange(*both) for both in own])))
+        return EpochOrder(closed)
 
 
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
@@ -317,7 +315,6 @@ class EpochSplit:
 
 
 STATE_VERSION, SKIPPING_STATE_VERSION = 1, 2  # a release without skipped steps must refuse the latter
-NOTHING: Records = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -337,11 +334,11 @@ class EpochPlan:
     rank: int
     world_size: int
     drop_last: bool
-    omission: Omission | None = None
+    omission: Omission = NO_OMISSION
     passed: Ranges = ()
 
     def __post_init__(self) -> None:
-        if self.omission and self._closes and (self.omission.weights or self.partitions > 1):
+        if self.omission and self.omission.closes and (self.omission.weights or self.partitions > 1):
             raise UsageError(
                 'gaps="close" is not possible with weights or the partitions of a shuffle; use gaps="keep"'
             )
@@ -366,32 +363,26 @@ class EpochPlan:
     def places(self) -> int:
         """The number of places in an epoch's order, without closed gaps and passed steps."""
         passed = sum(stop - start for start, stop in self.passed)
-        return sum(self.shard_counts) - passed - (len(self.omission or ()) if self._closes else 0)
-
-    @property
-    def _closes(self) -> bool:
-        return self.omission is not None and self.omission.closes
+        return sum(self.shard_counts) - passed - (len(self.omission) if self.omission.closes else 0)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return all record numbers in the order of the epoch, including omitted ones whose gaps are kept."""
         found = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
-        if self.omission and self._closes:
+        if self.omission and self.omission.closes:
             found = found.closed(self.omission, epoch)
         return found.passing(self.passed) if self.passed else found
 
     @property
     def full_batches(self) -> EpochPlan:
         """This plan, with omitted records delivered if their gaps are kept, so that batches are full."""
-        return self if self._closes else replace(self, omission=None)
+        return self if self.omission.closes else replace(self, omission=NO_OMISSION)
 
     def delivered(self, numbers: Records, epoch: int) -> Records:
         """Return the numbers at some places of an order, without the omitted ones among them."""
-        return numbers if self.omission is None or self._closes else self.omission.kept(numbers, epoch)
+        return numbers if self.omission.closes else self.omission.kept(numbers, epoch)
 
     def omitted_places(self, epoch: int) -> Records:
         """Return the places of the omitted records, in stored order."""
-        if self.omission is None:
-            return NOTHING
         if self.omission.weights is None:
             return self.omission.positions
         places = np.arange(sum(self.shard_counts))
@@ -426,7 +417,9 @@ class EpochPlan:
             if begin < start:
                 raise UsageError(f"step {step} begins before the place from which this epoch continues")
             ranges.append((begin, end))
-        return replace(self, passed=_joined(ranges))
+        times = Counter(end for both in ranges for end in both)
+        edges = sorted(end for end in times if times[end] == 1)  # the others are between adjacent ranges
+        return replace(self, passed=tuple(zip(edges[::2], edges[1::2], strict=True)))
 
     def outside(self, place: int) -> int:
         """Convert a place in the order without passed steps to one of the epoch."""
@@ -512,10 +505,6 @@ class Epoch:
     def _left_out(self) -> Records:
         return self.plan.delivered(self._order[self._split.whole.stop :], self.number)
 
-    @cached_property
-    def _omitted(self) -> Tally:
-        return self.plan.omitted(self.number)
-
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
         receipt = self._receipt.add(numbers)
@@ -551,7 +540,7 @@ class Epoch:
         """The receipt of the records delivered so far and, at the end, of those left out."""
         if not self.is_over:
             return self._receipt
-        return self._receipt.leave_out(self._left_out, omitted=self._omitted)
+        return self._receipt.leave_out(self._left_out, omitted=self.plan.omitted(self.number))
 
     def state(self) -> dict[str, Any]:
         """Return the epoch's place and receipt as JSON values for :func:`resumed`."""
@@ -597,16 +586,6 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
 def place_within(passed: Ranges, place: int) -> int:
     """Convert a place of an epoch to one in the order without these ranges."""
     return place - sum(max(0, min(place, stop) - start) for start, stop in passed)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> Ranges:
-    """Return the ranges in order, with adjacent ones merged."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            start, stop = joined[-1][0], max(stop, joined.pop()[1])
-        joined.append((start, stop))
-    return tuple(joined)
 
 
 def checked_ranges(value: object, places: int) -> Ranges:

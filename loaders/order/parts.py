@@ -24,6 +24,7 @@ from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]
 Stream = Callable[[int, int], Records]
+NOTHING: Records = np.empty(0, np.int64)
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -75,7 +76,7 @@ class DisplacedOrder:
             block = self._block_of(start)
             parts.append(block.numbers[start - block.start : stop - block.start])
             start = block.stop
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+        return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])
 
     def each(self, places: Iterable[int]) -> Iterator[int]:
         """Yield the number at each of these places, in any order.
@@ -307,7 +308,7 @@ class Omission:
     @cached_property
     def _mask(self) -> npt.NDArray[np.bool_]:
         """Whether each position is omitted, up to the one after the last."""
-        mask = np.zeros(int(self.positions[-1]) + 2, np.bool_)
+        mask = np.zeros(int(self.positions.max(initial=-1)) + 2, np.bool_)
         mask[self.positions] = True
         return mask
 
@@ -320,26 +321,21 @@ class Omission:
             start + np.flatnonzero(self.has(order[start : start + SCANNED], epoch))
             for start in range(0, len(order), SCANNED)
         ]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        return np.concatenate([NOTHING, *found])
+
+
+NO_OMISSION = Omission(NOTHING, closes=True)
 
 
 class ClosedOrder:
-    """An order without the numbers at ``count`` ascending places, found by ``gaps``. Not thread-safe."""
+    """An order without the numbers at these ascending places, its ``gaps``. Not thread-safe."""
 
-    def __init__(self, order: OrderedPart, count: int, gaps: Callable[[], Records]) -> None:
-        self._order, self._count, self._find = order, count, gaps
-
-    @cached_property
-    def _gaps(self) -> Records:
-        return self._find()
-
-    @cached_property
-    def _places_before(self) -> Records:
-        """The number of places of this order before each gap."""
-        return self._gaps - np.arange(len(self._gaps))
+    def __init__(self, order: OrderedPart, gaps: Records) -> None:
+        self._order, self._gaps = order, gaps
+        self._places_before = gaps - np.arange(len(gaps))  # of this order, before each gap
 
     def __len__(self) -> int:
-        return len(self._order) - self._count
+        return len(self._order) - len(self._gaps)
 
     def _place(self, place: int) -> int:
         """Return the place in the order with gaps."""
@@ -348,7 +344,7 @@ class ClosedOrder:
     def __getitem__(self, places: slice) -> Records:
         start, stop, _ = places.indices(len(self))
         if start >= stop:
-            return np.empty(0, np.int64)
+            return NOTHING
         first, end = self._place(start), self._place(stop - 1) + 1
         low, high = np.searchsorted(self._gaps, (first, end))
         return np.delete(self._order[first:end], self._gaps[low:high] - first)

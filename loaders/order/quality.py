@@ -133,7 +133,10 @@ class ShuffleQuality:
     @property
     def is_full(self) -> bool:
         """Whether classes and neighbours are mixed as well as in a full shuffle."""
-        return self._has_classes and not self._meet_often
+        pairs = self.batches * (self.batch_size - 1)
+        chance = self.meet_again.expected * pairs
+        most = OFTEN * chance + CHANCE * math.sqrt(chance) + 1
+        return self._has_classes and self.meet_again.found * pairs <= most
 
     @property
     def sentence(self) -> str:
@@ -164,12 +167,6 @@ class ShuffleQuality:
     @property
     def _has_classes(self) -> bool:
         return self.classes.found >= ENOUGH * self.classes.expected
-
-    @property
-    def _meet_often(self) -> bool:
-        pairs = self.batches * (self.batch_size - 1)
-        chance = self.meet_again.expected * pairs
-        return self.meet_again.found * pairs > OFTEN * chance + CHANCE * math.sqrt(chance) + 1
 
 
 def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuality:
@@ -225,13 +222,16 @@ def quality_of_batches(
     in_both = batch_of[first]
     again = (in_both[:, 1:] == in_both[:, :-1]) & (in_both[:, 1:] >= 0)
     kept = second.size / records
+    shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
+    whole = len(shuffled) // batch_size * batch_size
+    deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
     return ShuffleQuality(
         records=records,
         batch_size=batch_size,
         batches=batches,
         classes=classes,
         fewest=int(counts.min()),
-        distance=_distance(classes, labels, batch_size),
+        distance=(classes.found - classes.expected) / deviation if deviation else 0.0,
         displacement=Displacement(float(moved.mean()), low, high),
         stored_neighbours=_neighbours(first, records) if world_size == 1 else None,
         meet_again=Means(
@@ -261,14 +261,6 @@ def _class_counts(labels: Labels) -> npt.NDArray[np.int64]:
     return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
 
-def _distance(classes: Means, labels: Labels, batch_size: int) -> float:
-    """Return the distance in standard deviations, measured on batches of a random permutation."""
-    shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
-    whole = len(shuffled) // batch_size * batch_size
-    deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
-    return (classes.found - classes.expected) / deviation if deviation else 0.0
-
-
 def _neighbours(first: Records, records: int) -> Means | None:
     """Compare the mean distance of records stored side by side with that of random places, a third."""
     places = np.full(records, -1)
@@ -294,7 +286,7 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None
     if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _lie_side_by_side(labels):
         return None
     found = _classes_in_batches(plan, labels)
-    if plan.omission and plan.omission.closes:
+    if plan.omission.closes:
         labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
     return Means(found, expected) if 0 < found < ENOUGH * expected else None

@@ -119,9 +119,17 @@ def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
     for rank_name, size_name in names:
         if rank_name in environ or size_name in environ:
             return checked_rank(rank_name, environ.get(rank_name), size_name, environ.get(size_name))
-    if environ.get("TF_CONFIG"):
-        return _tf_config(environ["TF_CONFIG"])
-    return None
+    if not environ.get("TF_CONFIG"):
+        return None
+    try:
+        config = json.loads(environ["TF_CONFIG"])
+        cluster = config.get("cluster") or {}
+        task = config.get("task") or {}
+        sizes = {kind: len(tasks) for kind, tasks in cluster.items()}
+        kind, index = task.get("type"), task.get("index")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
+    return rank_of_task(sizes, kind, index, said_by="TF_CONFIG")
 
 
 def _lightning(environ: Mapping[str, str]) -> ProcessRank:
@@ -139,18 +147,6 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
         )
     rank = _number("NODE_RANK", node) * _number("LOCAL_WORLD_SIZE", per_node) + _number("LOCAL_RANK", local)
     return checked_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
-
-
-def _tf_config(text: str) -> ProcessRank | None:
-    try:
-        config = json.loads(text)
-        cluster = config.get("cluster") or {}
-        task = config.get("task") or {}
-        sizes = {kind: len(tasks) for kind, tasks in cluster.items()}
-        kind, index = task.get("type"), task.get("index")
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
-    return rank_of_task(sizes, kind, index, said_by="TF_CONFIG")
 
 
 def rank_of_task(

@@ -45,7 +45,13 @@ class Tally:
         numbers = np.asarray(records, np.int64).ravel()
         a = b = 0
         for start in range(0, len(numbers), CHUNK_RECORDS):
-            c, d = _digest(numbers[start : start + CHUNK_RECORDS])
+            lanes = numbers[start : start + CHUNK_RECORDS].astype(np.uint64) * INCREMENT + LANES
+            lanes ^= lanes >> np.uint64(30)
+            lanes *= MULTIPLIERS[0]
+            lanes ^= lanes >> np.uint64(27)
+            lanes *= MULTIPLIERS[1]
+            lanes ^= lanes >> np.uint64(31)
+            c, d = lanes.sum(axis=1, dtype=np.uint64).tolist()
             a, b = (a + c) & MASK, (b + d) & MASK
         return cls(len(numbers), (a, b))
 
@@ -194,17 +200,6 @@ class Receipt:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a receipt: {error!r}") from error
         return receipt
-
-
-def _digest(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
-    lanes = numbers.astype(np.uint64) * INCREMENT + LANES
-    lanes ^= lanes >> np.uint64(30)
-    lanes *= MULTIPLIERS[0]
-    lanes ^= lanes >> np.uint64(27)
-    lanes *= MULTIPLIERS[1]
-    lanes ^= lanes >> np.uint64(31)
-    a, b = lanes.sum(axis=1, dtype=np.uint64)
-    return int(a), int(b)
 
 
 def _common(name: str, values: set[T]) -> T:
