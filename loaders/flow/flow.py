@@ -35,9 +35,8 @@ from shardprep.loaders.flow.node import (
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import Remainder
-from shardprep.loaders.loader.options import place_of, plan_of
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
-from shardprep.loaders.loader.work import Subset
+from shardprep.loaders.loader.work import Subset, place_of, plan_of
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 

@@ -35,9 +35,8 @@ from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Function, Length, Node, PassContext, within
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.loader.options import WantedColumns
 from shardprep.loaders.loader.stats import FAKE
-from shardprep.loaders.loader.work import blocks_read
+from shardprep.loaders.loader.work import WantedColumns, blocks_read
 from shardprep.loaders.order.epoch import EpochOrder, EpochPlan
 from shardprep.loaders.order.parts import permutation
 from shardprep.loaders.order.shard_uses import shard_uses

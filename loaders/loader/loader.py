@@ -39,15 +39,6 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import ShardFeed, ShardFiles, StorageCounts, reading_ahead
 from shardprep.loaders.loader.digest import digest_of
-from shardprep.loaders.loader.options import (
-    WantedColumns,
-    described,
-    layout_of,
-    located,
-    mean_bytes,
-    place_of,
-    plan_of,
-)
 from shardprep.loaders.loader.replay import (
     ObservedTransform,
     Parting,
@@ -73,11 +64,17 @@ from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import (
     Chosen,
     Classes,
-    DeclaredResults,
+    Results,
     ShardWork,
     Subset,
+    WantedColumns,
     blocks_read,
-    results_of,
+    described,
+    layout_of,
+    located,
+    mean_bytes,
+    place_of,
+    plan_of,
     without,
 )
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges, resumed
@@ -230,7 +227,7 @@ class Loader(Owned, Closable):
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
             layout = layout_of(transform, rows=rows, mean_bytes=mean, workers=self._workers)
-            self._results = results_of(transform, room=layout.inputs)
+            self._results = Results(transform, room=layout.inputs)
             self._stepped: Epoch | None = None  # of steps()
             self._work = ShardWork(
                 parts=files,
@@ -582,7 +579,7 @@ class Loader(Owned, Closable):
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)
-        parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
+        parts, _, _ = self._parts(Results(self._work.transform, room=0), batch)
         shown = observed.shown if observed else {}
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
@@ -611,7 +608,7 @@ class Loader(Owned, Closable):
         title = f"{self!r}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}"
         return Gallery(title, shown)
 
-    def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
+    def _parts(self, results: Results, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without skipped rows, and the places of both."""
         bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])

@@ -26,16 +26,15 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.json_record import JsonRecord, built_fields, is_within, sha256_of
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.open import open_records
-from shardprep.loaders.loader.options import place_of
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
+from shardprep.loaders.loader.work import Chosen, place_of
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
 from shardprep.loaders.order.receipt import Receipt, Tally
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.work import Chosen
 
 SIGNATURE_BYTES = 1024  # more than a signature's line
 MOST_KEYS = 20  # in a statement

@@ -23,8 +23,7 @@ from shardprep.formats.shards.manifest import Manifest, index_dtype
 from shardprep.formats.shards.read import FileEntry, table_header
 from shardprep.formats.storage.open import Collection, CollectionFile, PartEntry, root_of
 from shardprep.loaders import LocalShuffle
-from shardprep.loaders.loader.options import plan_of
-from shardprep.loaders.loader.work import Subset
+from shardprep.loaders.loader.work import Subset, plan_of
 from shardprep.loaders.order.epoch import Epoch
 
 RECORDS, SHARDS = 1 << 24, 256  # of a part
