@@ -17,8 +17,7 @@ from measuring.conditions import conditions
 
 from shardprep import LocalShuffle
 from shardprep.formats.storage.cache_folder import CachedFile, eviction_order, identity_of
-from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.shard_uses import shard_uses
+from shardprep.loaders.order.epoch import EpochPlan, shard_uses
 
 ROOM = (0.25, 0.5, 0.75, 0.9)
 RECORDS = 50  # of a shard: the order of shards does not depend on it

@@ -37,9 +37,8 @@ from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, en
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.stats import FAKE
 from shardprep.loaders.loader.work import WantedColumns, blocks_read
-from shardprep.loaders.order.epoch import EpochOrder, EpochPlan
+from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, shard_uses
 from shardprep.loaders.order.parts import permutation
-from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE
 
 

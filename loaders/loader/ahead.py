@@ -35,9 +35,8 @@ from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import CacheCounts, CachedDataset, CacheTooSmall, FileCache, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.engine.engine import Counts
-from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.epoch import EpochPlan, ShardUses, shard_uses
 from shardprep.loaders.order.parts import Records
-from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
 
 CHUNK_BYTES = 4 << 20
 MAX_PENDING_CHUNKS = 4

@@ -16,20 +16,21 @@ from hypothesis import assume, given, settings, strategies as st
 
 from shardprep import Loader
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.loaders.order import shard_uses as module
+from shardprep.loaders.order import epoch as module
 from shardprep.loaders.order.epoch import (
     Epoch,
     EpochPlan,
     GlobalShuffle,
     LocalShuffle,
+    ShardUses,
     Shuffle,
     checked_ranges,
     place_within,
+    shard_uses,
 )
 from shardprep.loaders.order.parts import Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 from shardprep.loaders.order.receipt import Receipt
-from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
 
 
 @st.composite
