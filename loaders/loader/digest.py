@@ -60,47 +60,32 @@ def _joined(kind: str, parts: Iterable[bytes]) -> bytes:
 
 def _parts(value: Any) -> tuple[str, Iterable[object]]:
     kind = str if isinstance(value, LibraryVersion) else type(value)
+    name = _name_of(kind)
     if isinstance(value, ATOMS):
         return kind.__name__, [_Literal(repr(value).encode("utf-8", "backslashreplace"))]
     if isinstance(value, np.ndarray) and not is_masked(value) and not value.dtype.hasobject:
         return f"array {value.dtype.str} {value.shape}", [_Literal(value.tobytes())]
     if isinstance(value, type | BuiltinFunctionType | ModuleType):
         return f"name {_name_of(value)}", []
-    if isinstance(value, FunctionType | MethodType | CodeType):
-        return _parts_of_code(value)
-    if isinstance(value, tuple | list):
-        if all(type(part) in ATOMS for part in value):
-            value = [_Literal(repr(list(value)).encode("utf-8", "backslashreplace"))]
-        return _name_of(kind), value
-    if isinstance(value, Mapping):
-        return _name_of(kind), [part for item in value.items() for part in item]
-    return _parts_of_object(value)
-
-
-def _parts_of_code(value: Any) -> tuple[str, Iterable[object]]:
     if isinstance(value, MethodType):
         return "method", [value.__func__, value.__self__]
     if isinstance(value, CodeType):
         version = ".".join(platform.python_version_tuple()[:2])
         return f"code {version}", [_Literal(value.co_code), value.co_names, value.co_consts]
-    cells = map(_content, value.__closure__ or ())
-    return f"function {value.__qualname__}", [
-        value.__code__,
-        value.__defaults__,
-        value.__kwdefaults__,
-        *cells,
-    ]
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is empty
-        return None
-
-
-def _parts_of_object(value: Any) -> tuple[str, Iterable[object]]:
-    name = _name_of(type(value))
+    if isinstance(value, FunctionType):
+        cells = map(_content, value.__closure__ or ())
+        return f"function {value.__qualname__}", [
+            value.__code__,
+            value.__defaults__,
+            value.__kwdefaults__,
+            *cells,
+        ]
+    if isinstance(value, tuple | list):
+        if all(type(part) in ATOMS for part in value):
+            value = [_Literal(repr(list(value)).encode("utf-8", "backslashreplace"))]
+        return name, value
+    if isinstance(value, Mapping):
+        return name, [part for item in value.items() for part in item]
     if isinstance(value, Enum):
         return name, [value.name]
     if (identity := getattr(value, "identity", None)) is not None and not callable(identity):
@@ -119,6 +104,13 @@ def _parts_of_object(value: Any) -> tuple[str, Iterable[object]]:
     if isinstance(reduced, str):
         return name, [reduced]
     return name, [list(part) if hasattr(part, "__next__") else part for part in reduced]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the cell is empty
+        return None
 
 
 def _name_of(kind: Any) -> str:

@@ -318,7 +318,8 @@ class Replayed:
 
     def digests(self) -> list[str]:
         """Return a digest of each row's values, 32 hex digits, to compare between machines."""
-        return [_digest(row) for row in self._rows()]
+        parts = (zip(*each.values(), strict=True) if isinstance(each, dict) else each for each in self.batch)
+        return [_digest(row) for row in zip(*parts, strict=True)]
 
     def digest(self) -> str:
         """Return a digest of the whole batch's values, 32 hex digits."""
@@ -328,13 +329,6 @@ class Replayed:
         """Return the first row whose values differ from the other step's; None if all are equal."""
         pairs = zip_longest(self.digests(), other.digests())
         return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
-
-    def _rows(self) -> Iterator[list[Any]]:
-        for row in range(len(self)):
-            yield [
-                [value[row] for value in part.values()] if isinstance(part, dict) else part[row]
-                for part in self.batch
-            ]
 
     def __len__(self) -> int:
         return len(self.delivered)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -527,10 +528,6 @@ def _some(keys: Sequence[str]) -> str:
 
 def _spans(numbers: Iterable[int]) -> str:
     """Return whole numbers as text: 0 to 4, 7."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
+    runs = groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
+    spans = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)

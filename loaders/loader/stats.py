@@ -218,10 +218,8 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values and the sentence; an infinite ``next_rate`` becomes None."""
-        values = asdict(self)
-        if not math.isfinite(self.next_rate):
-            values["next_rate"] = None
-        return {**values, "sentence": str(self)}
+        next_rate = self.next_rate if math.isfinite(self.next_rate) else None
+        return {**asdict(self), "next_rate": next_rate, "sentence": str(self)}
 
 
 def loads_to_list(loads: Sequence[StageLoad]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from operator import methodcaller
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -418,8 +419,14 @@ class WantedColumns(NamedTuple):
     @property
     def as_columns(self) -> AsColumns:
         """A transform that delivers these columns as they are."""
-        rows = tuple(spec for field in self.fields if (spec := _row_of(field)))
-        return AsColumns(self.names, rows, tuple(field.name for field in self.fields if field.kind == "json"))
+        rows = []
+        for column in self.fields:
+            if (dtype := column.codec.dtype) is not None:  # its values have one size
+                base, shape = dtype.subdtype or (dtype, ())
+                kind = "int64" if column.kind == "label" else base.newbyteorder("=").name
+                rows.append(ArraySpec(column.name, shape, kind))
+        json = tuple(column.name for column in self.fields if column.kind == "json")
+        return AsColumns(self.names, tuple(rows), json)
 
     def files_of(self, dataset: RecordSet) -> tuple[PartFiles, ...]:
         names = [field.name for field in self.fields]
@@ -451,15 +458,6 @@ def mean_bytes(parts: Iterable[PartFiles]) -> float:
     """Return the mean bytes of a record's variable-size values, without the image."""
     counts = [(sum(s.size for c in part.columns for s in c.shards), part.records) for part in parts]
     return sum(size for size, _ in counts) / max(1, sum(records for _, records in counts))
-
-
-def _row_of(field: Field) -> ArraySpec | None:
-    """Return the row of a fixed-size value, None for others; labels are int64, as the dataset's."""
-    dtype = field.codec.dtype
-    if dtype is None:
-        return None
-    base, shape = dtype.subdtype or (dtype, ())
-    return ArraySpec(field.name, shape, "int64" if field.kind == "label" else base.newbyteorder("=").name)
 
 
 def blocks_read(
@@ -548,25 +546,26 @@ class _ShardWorkspace:
                 else:
                     image = shard.image_in(ordinal, address, room)
             except DAMAGE as error:
-                image = self._image_again(number, ordinal, address, error)
+                try:  # from an intact copy
+                    image = self._records.again(number, error, methodcaller("image", ordinal, address))
+                except (CorruptRecord, ShardDamaged) as damage:
+                    if not self._work.skip_bad:
+                        raise
+                    image = SkippedRow(str(damage))
             if began:
                 self._took[0] += (perf_counter() - began) * min(TIMED_OF, rows - row)
             yield image
 
-    def _image_again(self, number: int, ordinal: int, address: Address, error: Exception) -> object:
-        """Return the image from an intact copy, or a SkippedRow if it is damaged and may be skipped."""
-        try:
-            return self._records.again(number, error, lambda shard: shard.image(ordinal, address))
-        except (CorruptRecord, ShardDamaged) as damage:
-            if not self._work.skip_bad:
-                raise
-            return SkippedRow(str(damage))
-
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         self._written = RowWriter(items, arrays.pop(INPUTS, None))
         transform = self._transform
-        if isinstance(transform, AsColumns) and self._filled(transform.small, items, arrays):
-            transform = transform.without_small
+        if isinstance(transform, AsColumns):
+            began = perf_counter()
+            numbers, keys = items["number"].tolist(), items["key"].tolist()
+            small = {name: arrays[name] for name in transform.small}
+            if self._records.fill(small, numbers, keys):  # otherwise the records say which one is damaged
+                transform = transform.without_small
+            self._took[0] += perf_counter() - began
             if not transform.names:
                 yield from [None] * len(items)
                 return
@@ -580,14 +579,6 @@ class _ShardWorkspace:
                     raise
                 outcome = SkippedRow(str(error))
             yield outcome
-
-    def _filled(self, names: Sequence[str], items: Items, arrays: Arrays) -> bool:
-        """Whether all values of these columns were written; if not, the records say which is damaged."""
-        began = perf_counter()
-        numbers, keys = items["number"].tolist(), items["key"].tolist()
-        filled = self._records.fill({name: arrays[name] for name in names}, numbers, keys)
-        self._took[0] += perf_counter() - began
-        return filled
 
     def _outcome(self, transform: Transform, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()

@@ -1,4 +1,4 @@
-"""One epoch of a dataset: its order, batches, shards, receipt and state, and resuming from a state. Does no I/O.
+"""One epoch of a dataset: its order, batches, shards, receipt and state. Does no I/O.
 
 The order, and each rank's share of it, is a pure function of the shard sizes and the seed. A record number is
 a position in the dataset's index. Only a window of the order is computed at a time.

@@ -222,6 +222,12 @@ def quality_of_batches(
     in_both = batch_of[first]
     again = (in_both[:, 1:] == in_both[:, :-1]) & (in_both[:, 1:] >= 0)
     kept = second.size / records
+    neighbours = None
+    if world_size == 1:  # a mean distance, for random places a third of the epoch
+        places = np.full(records, -1)
+        places[first.reshape(-1)] = np.arange(first.size)
+        apart = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
+        neighbours = Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
     shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
     whole = len(shuffled) // batch_size * batch_size
     deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
@@ -233,7 +239,7 @@ def quality_of_batches(
         fewest=int(counts.min()),
         distance=(classes.found - classes.expected) / deviation if deviation else 0.0,
         displacement=Displacement(float(moved.mean()), low, high),
-        stored_neighbours=_neighbours(first, records) if world_size == 1 else None,
+        stored_neighbours=neighbours,
         meet_again=Means(
             float(again.mean()) if again.size else 0.0, kept * (batch_size - 1) / max(1, records - 1)
         ),
@@ -259,15 +265,6 @@ def expected_classes(labels: Labels, batch_size: int) -> float:
 def _class_counts(labels: Labels) -> npt.NDArray[np.int64]:
     ordered = np.sort(labels, axis=1)
     return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
-
-
-def _neighbours(first: Records, records: int) -> Means | None:
-    """Compare the mean distance of records stored side by side with that of random places, a third."""
-    places = np.full(records, -1)
-    places[first.reshape(-1)] = np.arange(first.size)
-    both = (places[1:] >= 0) & (places[:-1] >= 0)
-    apart = np.abs(np.diff(places))[both]
-    return Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
 
 
 PAIRS = 4096  # of records stored side by side whose labels are compared
