@@ -244,7 +244,15 @@ def join(
         with noting_kept(lambda: shards_kept(path, [shard.name for shard in manifest.shards])):
             entries = _built(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
             if added:
-                manifest = _with_columns(manifest, added, entries)
+                fields, custody = [one.field for one in added], [dict(one.custody) for one in added]
+                entries = [*manifest.column_entries, *(entry for entry in entries if entry.field in fields)]
+                joined = DatasetColumns(tuple(entries), manifest.records_root, manifest.has_images)
+                manifest = replace(
+                    manifest,
+                    columns=joined,
+                    content_root=joined.content_root,
+                    source=manifest.source | {JOINED: [*manifest.source.get(JOINED, []), *custody]},
+                )
                 publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
     rebuilt = tuple(file.name for file in damaged)
@@ -342,16 +350,6 @@ def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
         begun = parse_canonical_json((work_folder.folder / PLAN_NAME).read_bytes())
         return isinstance(begun, dict) and begun.get(JOINED_TO) == manifest.root
     return False
-
-
-def _with_columns(
-    manifest: Manifest, added: Sequence[JoinedColumn], entries: Sequence[ColumnEntry]
-) -> Manifest:
-    fields, custody = [one.field for one in added], [dict(one.custody) for one in added]
-    new = [entry for entry in entries if entry.field in fields]
-    columns = DatasetColumns((*manifest.column_entries, *new), manifest.records_root, manifest.has_images)
-    source = manifest.source | {JOINED: [*manifest.source.get(JOINED, []), *custody]}
-    return replace(manifest, columns=columns, content_root=columns.content_root, source=source)
 
 
 HEADER_BYTES = 1 << 16

@@ -334,14 +334,6 @@ class Conversion:
             if stored.read() is None and not (listing := source.survey(split)).problems:
                 stored.write(listing.entries, work_folder.run)
 
-    def _survey(self, source: Source, split: str, output: Path) -> Listing:
-        """Return a split's listing, from the one that a part of this conversion stored, if any."""
-        if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
-            return source.survey(split)
-        known_by = source.known_by(split)
-        entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
-        return source.survey(split, entries)
-
     def prepared(self, source: Source, problems: Problems, progress: Progress) -> list[PreparedSplit]:
         """Return the splits that can be planned, without writing anything.
 
@@ -351,7 +343,10 @@ class Conversion:
         listings, prepared = [], []
         for split, output in outputs.items():
             with problems.collected():
-                listings.append(self._survey(source, split, output))
+                entries, folder = None, output / WORK_FOLDER_NAME
+                if folder.is_dir() and not self.options.restart and (known_by := source.known_by(split)):
+                    entries = StoredEntries(folder, known_by).read()  # which a part of this conversion stored
+                listings.append(source.survey(split, entries))
         for found in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(found)
         for listing in listings:

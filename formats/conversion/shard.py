@@ -30,7 +30,7 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.jobs import Job, Unit, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
-from shardprep.formats.shards.columns import column_row, rows_of, shard_name
+from shardprep.formats.shards.columns import column_row, shard_name
 from shardprep.formats.shards.in_place import Region, hash_region
 from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
@@ -104,8 +104,14 @@ def build_column(
             if (own.width, own.height) != (image.width, image.height):
                 others.append(key)
         stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
-    rows = np.zeros(len(stored), built_row(column_row(field)))
-    rows["row"] = rows_of(field, [each.image for each in stored], [each.crc32c for each in stored])
+    row = column_row(field)
+    rows = np.zeros(len(stored), built_row(row))
+    if field.is_fixed:
+        data = b"".join(each.image + each.crc32c.to_bytes(4, "little") for each in stored)
+        rows["row"] = np.frombuffer(data, row)
+    else:  # offsets are known once the shard is written
+        rows["row"]["length"] = [len(each.image) for each in stored]
+        rows["row"]["crc32c"] = [each.crc32c for each in stored]
     rows["digest"] = np.array([content_digest(each.key, UNLABELLED, each.image) for each in stored], "V32")
     name = "" if field.is_fixed else shard_name(field.name, job.shard.number, job.options.container)
     built = unfinished(job.run, name)

@@ -33,6 +33,7 @@ PLAN_NAME = "plan.json"
 ALIVE_NAME = "alive"  # locked by each of several runs in one folder
 CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 
+BUSY = "another process is working on this output; wait until it ends"
 _PREFIX = "run-"
 # parts of a plan, most of them digests
 NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
@@ -111,9 +112,7 @@ class WorkFolder(Owned):
             flush_file(path)
         try:
             if not self._try_lock():
-                raise OutputBusy(
-                    "another process is working on this output; wait until it ends", path=self.output
-                )
+                raise OutputBusy(BUSY, path=self.output)
             with self.turn("beginning"):
                 for path in self.folder.glob(f"{_PREFIX}*"):
                     if not (self._shared and _is_locked(path / ALIVE_NAME)):
@@ -207,7 +206,7 @@ class WorkFolder(Owned):
 def refuse_busy(output: Path, *, shared: bool = False) -> None:
     """Raise OutputBusy if another process holds the output, unless both it and this work are ``shared``."""
     if _is_locked(output / WORK_FOLDER_NAME / "lock", shared=shared):
-        raise OutputBusy("another process is working on this output; wait until it ends", path=output)
+        raise OutputBusy(BUSY, path=output)
 
 
 def refuse_cached(dataset: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -100,10 +100,6 @@ class DatasetColumns:
     def schema(self) -> Schema:
         return Schema(entry.field for entry in self.fields)
 
-    @property
-    def files(self) -> Iterator[FileEntry]:
-        return (file for entry in self.fields for file in entry.files)
-
     def __getitem__(self, name: str) -> ColumnEntry:
         return self.fields[self.schema.names.index(self.schema[name].name)]
 
@@ -136,19 +132,6 @@ def column_row(field: Field, *, offsets: bool = True) -> np.dtype[np.void]:
     if field.codec.dtype is not None:
         return np.dtype([("value", field.codec.dtype), ("crc32c", "<u4")])
     return np.dtype([*([("offset", "<u8")] if offsets else []), ("length", "<u4"), ("crc32c", "<u4")])
-
-
-def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return table rows for encoded values and their checksums; offsets are 0."""
-    rows = np.zeros(len(values), column_row(field))
-    rows["crc32c"] = crcs
-    if field.codec.dtype is None:
-        rows["length"] = [len(value) for value in values]
-    elif rows.dtype.itemsize > 4:  # a value may be empty
-        size = rows.dtype.itemsize - 4
-        body = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), size)
-        rows.view(np.uint8).reshape(len(values), rows.dtype.itemsize)[:, :size] = body
-    return rows
 
 
 ROWS_BYTES = 4096  # of a table, read at once

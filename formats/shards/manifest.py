@@ -271,7 +271,7 @@ class Manifest:
 
     @property
     def column_files(self) -> tuple[FileEntry, ...]:
-        return tuple(self.columns.files) if self.columns else ()
+        return tuple(file for entry in self.column_entries for file in entry.files)
 
     @property
     def joined(self) -> tuple[str, ...]:

@@ -369,28 +369,22 @@ class Shard(Owned, Closable):
         return image
 
     def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
-        """Return the error for a record that the system failed to read, or has no memory for."""
         number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
         return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self.file.path))
 
     def _cut_off(self, ordinal: int) -> ShardDamaged:
-        """Return the error for a shard, or its archive, that ends before a record."""
         return ShardDamaged(
-            f"ends before record {ordinal} of {self.path.name} does; {self._advice}", path=self._place
+            f"ends before record {ordinal} of {self.path.name} does; {self._advice}",
+            path=place_of(self.file.path),
         )
 
     def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
-        """Return the error for a record that does not match its checksum."""
         return CorruptRecord(
             f"record {ordinal} does not match its CRC-32C; {self._advice}",
-            path=self.path.parent if self.file.path == self.path else self._place,
+            path=self.path.parent if self.file.path == self.path else place_of(self.file.path),
             shard=self.path.name,
             key=key.decode("utf-8", "replace"),
         )
-
-    @property
-    def _place(self) -> str:
-        return place_of(self.file.path)
 
     @property
     def _advice(self) -> str:
