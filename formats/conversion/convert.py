@@ -55,7 +55,6 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     table_name,
 )
-from shardprep.formats.shards.in_place import BLOCK_BYTES, IndexedArchive, is_linked, link_archive
 from shardprep.formats.shards.manifest import (
     BOXES_NAME,
     INDEX_NAME,
@@ -70,12 +69,16 @@ from shardprep.formats.shards.manifest import (
 )
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
+    BLOCK_BYTES,
     IN_PLACE,
     OUTPUT_FILES,
     FileEntry,
+    IndexedArchive,
     Rows,
     RowType,
     container,
+    is_linked,
+    link_archive,
     read_table,
     table_header,
 )

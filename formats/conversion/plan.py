@@ -29,9 +29,8 @@ from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import check_flags, checked_int, seed_of
-from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
-from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Region, container, spanned
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")

@@ -31,16 +31,17 @@ from shardprep.formats.runtime.jobs import Job, Unit, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, shard_name
-from shardprep.formats.shards.in_place import Region, hash_region
 from shardprep.formats.shards.manifest import index_dtype, index_row
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     FileEntry,
+    Region,
     Rows,
     Shard,
     ShardWriter,
     StoredRecord,
     container,
+    hash_region,
     write_table,
 )
 from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries

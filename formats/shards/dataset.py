@@ -1,6 +1,10 @@
 """Opened datasets: records by number, as they are, transformed or shown.
 
 ``RecordSet`` is what a loader reads: the records of one dataset or of several.
+
+A block is a part of a dataset that an epoch reads sequentially; a shuffle takes blocks in random order. It is
+a shard, or a small part of an archive, whose images are stored class by class: smaller blocks put more
+classes into a shuffle window.
 """
 
 from __future__ import annotations
@@ -9,12 +13,12 @@ import operator
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +33,6 @@ from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.progress import takes
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
 from shardprep.formats.shards.manifest import (
     COLLECTION_NAME,
     INDEX_NAME,
@@ -41,7 +44,53 @@ from shardprep.formats.shards.manifest import (
     checked_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import LOCAL, LocalFiles, Rows, Shard
+from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
+    LOCAL,
+    FileEntry,
+    IndexedArchive,
+    LocalFiles,
+    Rows,
+    Shard,
+)
+
+_OVERHEAD = 768  # of a tar member: its header, and padding to a multiple of 512 bytes
+
+
+class Block(NamedTuple):
+    """Consecutive records in one file, in ``size`` bytes from ``start``."""
+
+    name: str
+    start: int
+    size: int
+    records: int
+
+
+def blocks_of(shards: Iterable[FileEntry]) -> tuple[Block, ...]:
+    """Return one block for each shard."""
+    return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
+
+
+def _blocks_in(
+    archive: IndexedArchive, counts: Sequence[int], lengths: npt.NDArray[np.uint32]
+) -> tuple[Block, ...]:
+    """Return the blocks of an archive: about ``block_bytes`` of images each, within one region.
+
+    ``counts`` are the records of each region, ``lengths`` the images' sizes in bytes; the division depends on
+    these alone. A block's start and size are estimates within its region, good enough for readahead.
+    """
+    blocks: list[Block] = []
+    stops = np.cumsum(counts)
+    for region, stop, count in zip(archive.regions, stops.tolist(), counts, strict=True):
+        if count:
+            inside = lengths[stop - count : stop].astype(np.int64)
+            begins = np.cumsum(inside) - inside
+            bounds = np.flatnonzero(np.diff(begins // archive.block_bytes, prepend=-1, append=-1))
+            ends = np.append(0, np.cumsum(inside + _OVERHEAD))
+            places = region.start + (ends[bounds] / ends[-1] * region.size).astype(np.int64)
+            columns = (places[:-1].tolist(), np.diff(places).tolist(), np.diff(bounds).tolist())
+            blocks += [Block(ARCHIVE_NAME, *block) for block in zip(*columns, strict=True)]
+    return tuple(blocks)
 
 
 class IndexRows(Protocol):
@@ -188,7 +237,7 @@ class RecordSet(Closable, ABC):
                 blocks = blocks_of(shards)
             else:
                 lengths = self.index[part.records]["length"]
-                blocks = blocks_in(archive, [shard.records for shard in shards], lengths)
+                blocks = _blocks_in(archive, [shard.records for shard in shards], lengths)
             found += self.placed(part, blocks)
         return tuple(found)
 

@@ -52,12 +52,13 @@ from shardprep.formats.shards.columns import (
     shard_name,
     table_name,
 )
-from shardprep.formats.shards.in_place import MOST_ARCHIVE_BYTES, IndexedArchive
 from shardprep.formats.shards.read import (
     ALL_CONTAINERS,
     ARCHIVE_NAME,
     IN_PLACE,
+    MOST_ARCHIVE_BYTES,
     FileEntry,
+    IndexedArchive,
     Rows,
     StoredRecord,
     read_table,

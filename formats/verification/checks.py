@@ -42,16 +42,18 @@ from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
-from shardprep.formats.shards.in_place import Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest, index_row, kinds_in
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
     FileEntry,
+    Region,
     Rows,
     Shard,
     ShardFile,
     StoredRecord,
+    changed_in,
+    hash_region,
     published_file,
     table_header,
 )

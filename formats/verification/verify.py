@@ -42,7 +42,6 @@ from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
 from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import unlisted_columns
-from shardprep.formats.shards.in_place import changed_in, hash_region
 from shardprep.formats.shards.manifest import (
     BOXES_NAME,
     INDEX_NAME,
@@ -55,7 +54,15 @@ from shardprep.formats.shards.manifest import (
     checked_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, place_of
+from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
+    FileEntry,
+    Rows,
+    advice_for,
+    changed_in,
+    hash_region,
+    place_of,
+)
 from shardprep.formats.storage.cache import AT_ONCE as DOWNLOADS_AT_ONCE, FileCache
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.runtime.files import OPEN_FLAGS, CollectedEnd, Descriptor, Owned
 from shardprep.formats.shards.columns import PartFiles
-from shardprep.formats.shards.in_place import Block
+from shardprep.formats.shards.dataset import Block
 from shardprep.formats.shards.manifest import tables_of
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import CacheCounts, CachedDataset, CacheTooSmall, FileCache, FileHold

@@ -28,8 +28,7 @@ from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.dataset import RecordSet
-from shardprep.formats.shards.in_place import Block, blocks_of
+from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of
 from shardprep.formats.shards.manifest import box_columns
 from shardprep.formats.shards.read import DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
