@@ -94,6 +94,7 @@ class _Pass:
         return not (self.is_left or self.is_over)
 
 
+@dataclass(eq=False, repr=False)
 class Feeder(Owned):
     """Puts the passes of a source into a sink, each on request, each followed by END or ERROR.
 
@@ -101,20 +102,14 @@ class Feeder(Owned):
     If the consumer ends a pass early, the sink is emptied before the next pass begins.
     """
 
-    def __init__(
-        self,
-        passes: Passes,
-        sink: Sink,
-        leaves_of: Callable[[Any], Leaves],
-        *,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
-        self.passes = passes
+    passes: Passes
+    sink: Sink
+    leaves_of: Callable[[Any], Leaves]
+    on_close: Callable[[], None] | None = None  # may wake a source that the thread waits for
+
+    def __post_init__(self) -> None:
         self.occupancy = Occupancy()
         self.unseen = False  # a graph takes; as it cannot request the next pass, that begins at once
-        self._sink = sink
-        self._leaves_of = leaves_of
-        self._on_close = on_close  # may wake a source that the thread waits for
         self._changed = threading.Condition()
         self._epoch_number = 0
         self._pass = _Pass(is_fed=True, is_over=True, is_untouched=False)
@@ -142,7 +137,7 @@ class Feeder(Owned):
             waited = self._await_element(epoch_number)
             current = self._pass
             current.is_untouched = False
-            status, leaves = self._sink.take()
+            status, leaves = self.sink.take()
             if status == Status.BATCH:
                 self.occupancy.taken(waited=waited)
                 current.state = current.states.popleft() if current.states else None
@@ -160,7 +155,7 @@ class Feeder(Owned):
             if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
                 self._pass.is_left = True
                 self._pass.is_untouched = False
-                self._sink.empty()
+                self.sink.empty()
                 self._changed.notify_all()
 
     def take_unseen(self) -> None:
@@ -219,9 +214,9 @@ class Feeder(Owned):
             return
         with lock_for_closing(self._changed):
             self._closed = True
-        self._sink.close()
-        if self._on_close:
-            self._on_close()
+        self.sink.close()
+        if self.on_close:
+            self.on_close()
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(CLOSE_TIMEOUT_S)
@@ -260,7 +255,7 @@ class Feeder(Owned):
         began, waited = perf_counter(), False
         while True:
             check(self._closed, epoch_number == self._epoch_number and self._pass.is_open)
-            if self._sink.level():
+            if self.sink.level():
                 return perf_counter() - began if waited else None
             waited = True
             self._changed.wait(POLL_INTERVAL_S)
@@ -283,12 +278,12 @@ class Feeder(Owned):
             try:
                 status = self._run(current)
                 if not current.is_left:
-                    self._sink.put(status, [])
+                    self.sink.put(status, [])
             except SinkClosed:
                 return
             with self._changed:
                 if current.is_left and not self._closed:
-                    self._sink.empty()
+                    self.sink.empty()
                 current.is_fed = True
                 if (current.is_left or current.is_followed) and self.unseen and not self._closed:
                     self._request_pass()
@@ -320,7 +315,7 @@ class Feeder(Owned):
             if not (held := list(islice(batches, 1))):
                 return
             got = perf_counter()
-            leaves = self._leaves_of(held.pop())
+            leaves = self.leaves_of(held.pop())
             self.occupancy.drew(got - began, perf_counter() - got)
             if self._closed:
                 raise SinkClosed
@@ -328,10 +323,10 @@ class Feeder(Owned):
                 return
             if not self.unseen:
                 current.states.append(self.passes.state())
-            level, began = self._sink.level(), perf_counter()
-            self._sink.put(Status.BATCH, leaves)
+            level, began = self.sink.level(), perf_counter()
+            self.sink.put(Status.BATCH, leaves)
             del leaves  # otherwise held while the loop waits for the next batch
-            full = level >= self._sink.capacity
+            full = level >= self.sink.capacity
             self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
             with self._changed:
                 self._changed.notify_all()

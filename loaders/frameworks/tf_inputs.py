@@ -240,9 +240,9 @@ class FeederInput(Input):
     dequeues.
     """
 
-    def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
+    def __init__(self, passes: Passes, element_spec: Any, feeder: Feeder) -> None:
         self._passes, self.element_spec = passes, element_spec
-        self._sink: Any = sink  # that of a v1 graph also has attach()
+        self._sink: Any = feeder.sink  # that of a v1 graph also has attach()
         self._feeder = feeder
         self._in_session = not tf.executing_eagerly()
         # multiprocessing's finalizer runs before an engine stops its workers, while threads can be joined
@@ -441,7 +441,7 @@ def fed_queue(
     *,
     waits: bool = True,
     on_close: Callable[[], None] | None = None,
-) -> tuple[Passes, Any, Sink, Feeder]:
+) -> tuple[Passes, Any, Feeder]:
     """Return the parts of a FeederInput with a queue, for eager mode or the v1 graph that is being built.
 
     ``waits`` is as for :func:`capacity_of`, ``on_close`` as for a Feeder.
@@ -450,7 +450,7 @@ def fed_queue(
     queue = TensorQueue(flat(element_spec), capacity_of(passes, capacity, element_spec, waits=waits))
     convert = tensor_of if tf.executing_eagerly() else array_of
     made_of = partial(converted, convert, element_spec, zero_copy=passes.batches_never_change)
-    return passes, element_spec, queue, Feeder(passes, queue, made_of, on_close=on_close)
+    return passes, element_spec, Feeder(passes, queue, made_of, on_close=on_close)
 
 
 class StagingInput(FeederInput):
@@ -512,7 +512,7 @@ class StagingInput(FeederInput):
             sink = SessionStage(specs, batch, devices[0], depth)
             endless = Passes(partial(_endless, self._wrapped, sink))
             feeder = Feeder(endless, sink, lambda _: [], on_close=on_close)
-        super().__init__(passes, element_spec, sink, feeder)
+        super().__init__(passes, element_spec, feeder)
 
     def _form(self, leaves: Leaves) -> Any:
         if not self._strategy:

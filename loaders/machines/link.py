@@ -10,7 +10,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
 
@@ -133,6 +133,7 @@ FAILED = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not th
 WAITING = "waiting for the receiver"
 
 
+@dataclass(eq=False, repr=False)
 class Link(Closable):
     """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
@@ -140,29 +141,23 @@ class Link(Closable):
     listens, and one receiver connects; ``once`` means one pass, of plain batches.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        hello: wire.Hello,
-        work: ServedSource,
-        *,
-        bind: bool = False,
-        once: bool = False,
-        auth: SenderAuth | None = None,
-        on_change: Callable[[Link], None] = lambda link: None,
-    ) -> None:
+    endpoint: str
+    hello: wire.Hello
+    work: ServedSource
+    _: KW_ONLY
+    bind: bool = False
+    once: bool = False
+    auth: SenderAuth | None = None
+    on_change: Callable[[Link], None] = lambda link: None
+
+    def __post_init__(self) -> None:
         self.state = WAITING
         self.batches = self.bytes = 0  # sent
         self.is_admitted = self.has_sent_hello = self.is_done = False
         self._is_lost = self._is_probed = False
         self._hello_due = math.inf
-        self._endpoint = endpoint
-        self._hello = hello.pack()
-        self._work = work
-        self._once = once
-        self._total = work.terms.steps
-        self._auth = auth
-        self._on_change = on_change
+        self._packed_hello = self.hello.pack()
+        self._total = self.work.terms.steps
         self._refusal = ""
         self._connection = -1  # the one that the WELCOME came over
         self._session = self._limit = self._last_lease = 0  # the limit is in bytes per batch
@@ -170,16 +165,16 @@ class Link(Closable):
         self._drawn: deque[StepRef] = deque()  # being made
         self._sending: deque[zmq.MessageTracker] = deque()
         self._socket = FrameSocket(
-            endpoint,
-            bind=bind,
+            self.endpoint,
+            bind=self.bind,
             peers=False,
             options={
                 zmq.SNDHWM: 0,  # the receiver's leases bound the queue
                 zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
                 zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
-                zmq.RECONNECT_IVL_MAX: 0 if once else MAX_RECONNECT_MS,
+                zmq.RECONNECT_IVL_MAX: 0 if self.once else MAX_RECONNECT_MS,
             },
-            secure=auth.secure if auth else None,
+            secure=self.auth.secure if self.auth else None,
         )
 
     @property
@@ -198,7 +193,7 @@ class Link(Closable):
                 return
             self.state = "sending"
             number = self._leased[0].pass_number
-            with closing(self._work.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
+            with closing(self.work.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
                 while self._wants(number) and self._send_next(batches):
                     pass
 
@@ -234,8 +229,8 @@ class Link(Closable):
     def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
         work = self._drawn[0]
-        parts = pack_batch(made.batch, work.step) if self._once else wire.pack_delivery(work, made)
-        size = sum(len(part) for part in parts[1 if self._once else 1 + wire.BATCH_AT :])
+        parts = pack_batch(made.batch, work.step) if self.once else wire.pack_delivery(work, made)
+        size = sum(len(part) for part in parts[1 if self.once else 1 + wire.BATCH_AT :])
         if size > self._limit:
             raise UsageError(
                 f"a batch of {size:,} bytes is above the receiver's limit of {self._limit:,}; send smaller ones, or "
@@ -245,7 +240,7 @@ class Link(Closable):
             self._sending.append(self._socket.send_tracked(parts))
         self._drawn.popleft()
         del parts, made
-        while len(self._sending) > self._work.max_in_flight:
+        while len(self._sending) > self.work.max_in_flight:
             try:
                 self._sending[0].wait(POLL_INTERVAL_S)
                 self._sending.popleft()
@@ -253,18 +248,16 @@ class Link(Closable):
                 self._receive_all()
                 self._check()
         self.batches, self.bytes = self.batches + 1, self.bytes + size
-        self._on_change(self)
+        self.on_change(self)
 
     def _end(self, total: int) -> None:
         """Report that the pass, or the part that contains step ``total``, ends before that step."""
         work = self._drawn[0]._replace(step=total)
         self._socket.send(wire.pack_step(FrameKind.END, work))
-        if self._once:
+        if self.once:
             self._total = total  # the receiver may have sent more leases
         if self._leased and self._leased[0].pass_number == work.pass_number:
-            self._leased = deque(
-                held for held in self._leased if (held.step - total) % self._work.terms.parts
-            )
+            self._leased = deque(held for held in self._leased if (held.step - total) % self.work.terms.parts)
 
     def report(self, error: BaseException) -> None:
         """Report that the next step cannot be made, and wait briefly for the acknowledgement."""
@@ -291,15 +284,15 @@ class Link(Closable):
             self._check()
             if (remaining := until - time.monotonic()) <= 0:
                 return False
-            self._on_change(self)
+            self.on_change(self)
             self._socket.wait(min(POLL_INTERVAL_S, remaining))
 
     def _check(self) -> None:
         if self._refusal:
-            raise Refused(f"{self._endpoint}: the receiver refuses this sender: {self._refusal}")
+            raise Refused(f"{self.endpoint}: the receiver refuses this sender: {self._refusal}")
         if self._is_lost and not self.is_done:
             raise ReceiverGone(
-                f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; it may use "
+                f"{self.endpoint}: the receiver was closed or disconnected before the end of this epoch; it may use "
                 "the batches that it has taken, the rest are lost"
             )
 
@@ -307,8 +300,8 @@ class Link(Closable):
         for event, value in self._socket.events():
             if self._is_lost:
                 continue
-            if self._auth:
-                self._auth.note_event(event)
+            if self.auth:
+                self.auth.note_event(event)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._hello_due = 0.0
                 self._send_hello()
@@ -326,7 +319,7 @@ class Link(Closable):
 
     def _send_hello(self) -> None:
         is_due = time.monotonic() >= self._hello_due and not self.is_admitted
-        if is_due and self._socket.send(self._hello):
+        if is_due and self._socket.send(self._packed_hello):
             self.has_sent_hello = True
             self._hello_due = math.inf if self._socket.binds else time.monotonic() + HELLO_INTERVAL_S
 

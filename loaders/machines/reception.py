@@ -10,7 +10,7 @@ from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.util import Finalize
 from time import monotonic
 from typing import ClassVar
@@ -174,31 +174,27 @@ class Sender:
     last: float = field(default_factory=monotonic)
 
 
+@dataclass(eq=False, repr=False)
 class Reception:
     """A receiver's socket, senders (by address) and leases. Not thread-safe, except for :meth:`stats`.
 
-    The first sender's ``terms`` bind all others.
+    The first sender's ``terms`` bind all others, and must have the ``expected`` facts. ``limit`` is in bytes
+    per batch.
     """
 
-    def __init__(
-        self,
-        socket: FrameSocket,
-        auth: ReceiverAuth,
-        ledger: Ledger[LoadedStep],
-        *,
-        limit: int,
-        expected: wire.Facts | None = None,
-    ) -> None:
-        self.socket = socket
+    socket: FrameSocket
+    auth: ReceiverAuth
+    ledger: Ledger[LoadedStep]
+    _: KW_ONLY
+    limit: int
+    expected: wire.Facts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.terms: wire.SourceTerms | None = None
         self.senders: dict[bytes, Sender] = {}
-        self._expected = expected or {}  # of every sender
         self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
         self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
         self.sends_done = False  # whether close() sends DONE
-        self._auth = auth
-        self._limit = limit
-        self._ledger = ledger
         self._memory = MemoryPool()
         self._message: Message | None = None  # is being handled
         self._session = secrets.randbits(63)
@@ -207,13 +203,13 @@ class Reception:
         self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
-        self._ledger.begin(pass_number, steps)
+        self.ledger.begin(pass_number, steps)
         self._limit_steps()
         self._grant()
 
     @property
     def steps(self) -> Steps[LoadedStep]:
-        return self._ledger.steps
+        return self.ledger.steps
 
     def take(self) -> list[LoadedStep]:
         """Return a list of the next batch, empty if it has not been handled yet, and after the pass.
@@ -222,7 +218,7 @@ class Reception:
         """
         self.receive(lambda: self.steps.has_next)
         if not self.steps.has_next:
-            if failure := self._ledger.failure:
+            if failure := self.ledger.failure:
                 raise failure
             return []
         self._batches += 1
@@ -233,7 +229,7 @@ class Reception:
     def receive(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Handle what has arrived, until it ``is_enough``."""
         for event, _ in self.socket.events():
-            self._auth.note_event(event)
+            self.auth.note_event(event)
         for _ in range(HANDLED_AT_ONCE):
             if is_enough() or not (message := self._message or self.socket.receive()):
                 break
@@ -264,28 +260,28 @@ class Reception:
             senders=tuple(
                 SenderReport(
                     sender.hello.name,
-                    self._auth.name_of(sender.user),
+                    self.auth.name_of(sender.user),
                     sender.batches,
                     sender.bytes,
                     sender.batches / max(sender.last - sender.joined, 1e-9) if sender.batches else 0.0,
-                    self._ledger.held(address),
+                    self.ledger.held(address),
                 )
                 for address, sender in list(self.senders.items())
             ),
             refused=tuple(self._refused),
-            not_admitted=self._auth.refused,
+            not_admitted=self.auth.refused,
             batches=self._batches,
             rejected=self._rejected,
-            repeated=self._ledger.repeated,
-            stale=self._stale + self._ledger.stale,
-            leases_given_again=self._ledger.leases_given_again,
+            repeated=self.ledger.repeated,
+            stale=self._stale + self.ledger.stale,
+            leases_given_again=self.ledger.leases_given_again,
             waited=self._waited,
         )
 
     def _handle(self, message: Message) -> None:
         if (is_dropped := message.peer in self._dropped) and self.socket.binds:
             return
-        if message.parts and not self._auth.admits(message.user):
+        if message.parts and not self.auth.admits(message.user):
             self._drop(message.peer, "its key is no longer in the allow-list")
             return
         try:
@@ -320,23 +316,23 @@ class Reception:
             return
         self.terms = self.terms or hello.terms
         self._limit_steps()
-        welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self._limit)
+        welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self.limit)
         self.socket.send(welcome, peer=message.peer)
-        self._ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
+        self.ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
         self.senders[message.peer] = Sender(hello, message.user)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
-        if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:
+        if (hello.terms == wire.UNSHARED) == self.ledger.shares_steps:
             return "send_batches() is for a FrameReceiver or ZMQInput, and serve() for a RemoteSource"
-        difference = hello.terms.difference(self._expected)
+        difference = hello.terms.difference(self.expected)
         if self.terms and not difference:
             difference = hello.terms.difference(self.terms)
         return f"its batches would differ from the expected ones: {difference}" if difference else ""
 
     def _limit_steps(self) -> None:
         if terms := self.terms:
-            self._ledger.in_any_order = terms.picks or terms.parts > 1
-            self._ledger.steps = self.steps.in_parts(terms.parts)
+            self.ledger.in_any_order = terms.picks or terms.parts > 1
+            self.ledger.steps = self.steps.in_parts(terms.parts)
             if self.steps.total is None and terms.steps != wire.UNKNOWN:
                 self.steps.total = terms.steps
 
@@ -345,15 +341,15 @@ class Reception:
         if head.kind == FrameKind.DATA:
             self._handle_delivery(message, sender, head)
         elif head.kind == FrameKind.CREDIT:
-            self._ledger.idle(address, head.number, now=self._waited)
+            self.ledger.idle(address, head.number, now=self._waited)
         elif head.kind == FrameKind.STOP:
             self._forget(address, wire.text_in({"text": ""} | head.description, "text"))
         elif head.kind == FrameKind.END:
-            if self._ledger.end(address, *self._step_of(wire.read_step(head))):
+            if self.ledger.end(address, *self._step_of(wire.read_step(head))):
                 self.dismiss(address)
         elif head.kind == FrameKind.ERROR:
             work, text = wire.read_step(head), wire.text_in(head.description, "text")
-            self._ledger.fail(address, *self._step_of(work), text)
+            self.ledger.fail(address, *self._step_of(work), text)
             failure = reported(SenderFailed, f"sender {sender.hello.name} failed", text)
             log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
@@ -362,17 +358,17 @@ class Reception:
 
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
         parts = message.parts[1:]
-        if self._ledger.shares_steps:
-            work, made = wire.read_delivery(head, parts, limit_bytes=self._limit, memory=self._memory)
+        if self.ledger.shares_steps:
+            work, made = wire.read_delivery(head, parts, limit_bytes=self.limit, memory=self._memory)
             step = self._step_of(work)
             numbers = np.concatenate(made[2:])
             most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
                 raise FrameDamaged("a batch has records that do not exist")
         else:  # the batch alone, as a connection takes part in one pass
-            batch = unpack_batch(head, parts, limit_bytes=self._limit, memory=self._memory)
-            step, made = (0, self._ledger.pass_number, head.number), LoadedStep(head.number, batch, NOTHING)
-        if self._ledger.arrive(message.peer, *step, made, now=self._waited):
+            batch = unpack_batch(head, parts, limit_bytes=self.limit, memory=self._memory)
+            step, made = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NOTHING)
+        if self.ledger.arrive(message.peer, *step, made, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))
             sender.last = monotonic()
@@ -384,7 +380,7 @@ class Reception:
         return work.lease, work.pass_number, work.step
 
     def _grant(self) -> None:
-        for address, lease in self._ledger.grant(self._waited):
+        for address, lease in self.ledger.grant(self._waited):
             self.socket.send(wire.pack_lease(self._session, lease), peer=address)
 
     def _check_senders(self) -> None:
@@ -392,9 +388,9 @@ class Reception:
         for address in list(self.senders):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)
-        self._ledger.expire(self._waited)
+        self.ledger.expire(self._waited)
         self._grant()
-        if not (lack := self._ledger.lack):
+        if not (lack := self.ledger.lack):
             self._last_present = self._waited
         elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
             self._last_present = math.inf
@@ -411,7 +407,7 @@ class Reception:
         self._dropped.append(address)
 
     def _forget(self, address: bytes, reason: str = "") -> None:
-        self._ledger.leave(address, reason)
+        self.ledger.leave(address, reason)
         self.senders.pop(address, None)
 
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
@@ -454,7 +450,7 @@ class Receiver(Owned, Closable, ABC):
         socket = FrameSocket(
             endpoint, bind=bind, peers=True, options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES}, secure=auth.secure
         )
-        self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected)
+        self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected or {})
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._iteration = 0  # number of the current one
         self._exclusive = ExclusiveUse(self._name, self._reception.close)

@@ -222,11 +222,11 @@ def test_a_hello_that_is_not_valid_is_rejected(notes: dict[str, Any]) -> None:
 
 def test_a_refusal_is_short_however_much_differs_and_lists_the_names_for_an_unknown_one() -> None:
     room = Room()
-    room.reception._expected = {"batch_size": "4"}
+    room.reception.expected = {"batch_size": "4"}
     room.enter(b"first")
     ((_, reason),) = room.stats.refused
     assert "batch_size is not given instead of '4'; its names are dataset, seed" in reason
-    room.reception._expected = {}
+    room.reception.expected = {}
     room.enter(b"one")
     facts = {"dataset": "other"} | {chr(0x4E00 + n): "" for n in range(2240)}
     terms = json.dumps(asdict(replace(TERMS, facts=facts)), ensure_ascii=False, separators=(",", ":"))
