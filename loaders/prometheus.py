@@ -80,9 +80,7 @@ class StatsCollector(Collector):
             gauge = GaugeMetricFamily(f"shardprep_{metric}", text, labels=["source", "stage", "place"])
             for name, stats in found.items():
                 for stage in stats["loads"]:
-                    value = (
-                        float("inf") if stage[key] is None else stage[key]
-                    )  # None: a limit without a bound
+                    value = float("inf") if stage[key] is None else stage[key]  # None: no limit
                     gauge.add_metric([name, stage["name"], stage["place"]], value)
             yield gauge
         limits = GaugeMetricFamily(

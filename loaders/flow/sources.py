@@ -151,14 +151,12 @@ class FromFiles(Fetched):
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
         walk = FolderWalk(top)
-        loose = [file.path for file in walk.files() if file.path.lower().endswith(endings)]
-        if loose and labels is None:
+        found = (file.path for file in walk.files_below())
+        paths = tuple(sorted(path for path in found if path.lower().endswith(endings)))
+        if labels is None and (loose := [path for path in paths if "/" not in path]):
             raise UsageError(
                 "is not in a class folder; move it into one, or give labels=", path=top / loose[0]
             )
-        classes = walk.folders()
-        found = (f"{name}/{file.path}" for name in classes for file in walk.files_below(name))
-        paths = tuple(sorted([*loose, *(path for path in found if path.lower().endswith(endings))]))
         walk.problems.raise_all()
         if not paths:
             raise UsageError(
@@ -167,7 +165,7 @@ class FromFiles(Fetched):
             )
         digests = f"paths={crc32(repr(paths).encode()):08x}"
         if labels is None:
-            place = {name: label for label, name in enumerate(classes)}
+            place = {name: label for label, name in enumerate(walk.folders())}
             of_each = tuple(place[path.partition("/")[0]] for path in paths)
         else:
             of_each = _given(labels, paths, top)

@@ -269,15 +269,18 @@ def _listed(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
     end = count * axes * LENGTH.itemsize
     if max(end, count) > raw.size:  # a 0-d array has no shape in the table, but at least one byte
         raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
-    table = raw[:end].view(LENGTH).reshape(count, axes).tolist()
-    width = np.dtype(of).itemsize if of in DTYPES else 1
-    sizes = [math.prod(sides) * width for sides in table]
+    table = raw[:end].view(LENGTH)
+    shapes, sizes = [], table.tolist()
+    if of in DTYPES:
+        shapes, width = table.reshape(count, axes).tolist(), np.dtype(of).itemsize
+        sizes = [math.prod(shape) * width for shape in shapes]
     if sum(sizes) != raw.size - end:
         raise FrameDamaged("the sizes of a list's items do not add up to its own")
-    items = [raw[a:b] for a, b in pairwise(accumulate(sizes, initial=end))]
+    bounds = pairwise(accumulate(sizes, initial=end))
     if of in DTYPES:
-        return [item.view(of).reshape(shape) for item, shape in zip(items, table, strict=True)]
+        return [raw[a:b].view(of).reshape(shape) for shape, (a, b) in zip(shapes, bounds, strict=True)]
+    items = [raw[a:b].tobytes() for a, b in bounds]
     if of == "bytes":
-        return [item.tobytes() for item in items]
-    texts = [item.tobytes().decode() for item in items]
+        return items
+    texts = [item.decode() for item in items]
     return texts if of == "text" else JsonValues(json.loads(x, parse_constant=no_constant) for x in texts)
