@@ -137,8 +137,8 @@ def requested(
     columns: Mapping[str, str | os.PathLike[str]], manifest: Manifest, keys: Keys
 ) -> list[JoinedColumn]:
     """Return the columns to join to a dataset with these keys, in order. Raises UsageError, DataError."""
-    if not columns:
-        raise UsageError("name at least one column to join")
+    if not columns or not isinstance(columns, Mapping):
+        raise UsageError(f"name at least one column to join: {{'NAME': FILE}}, not {columns!r}")
     choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
     Schema(Field(choice.name, "bytes") for choice in choices)
     origins = [os.fspath(origin) for origin in columns.values()]

@@ -22,7 +22,7 @@ from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
-from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
 from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted
 from shardprep.formats.runtime.json_record import built, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
@@ -247,7 +247,7 @@ class _Export:
         """Return the marker if the export is finished. Raises PlanMismatch, DataError, OSError."""
         path = self.output / MARKER
         try:
-            value = parse_canonical_json(path.read_bytes())
+            value = parse_canonical_json(read_small_file(path, damaged=DataError))
             units, about_all = (built(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
             plan = dict(value["plan"])
         except (FileNotFoundError, NotADirectoryError):

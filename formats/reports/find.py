@@ -20,7 +20,7 @@ from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
 from shardprep.formats.runtime.files import naming, open_regular, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_flags, checked_int, shown
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"
@@ -101,6 +101,7 @@ def find(
         DataError: ``hashes`` is a file for another dataset.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
+    check_flags(near=near)
     if hashes is not None and not near:
         raise UsageError("hashes are used only to find near images: give --near (in Python near=True)")
     if not images:

@@ -44,6 +44,7 @@ from shardprep.formats.errors import (
     UnknownVersion,
     UsageError,
 )
+from shardprep.formats.runtime.progress import check_flags
 
 T = TypeVar("T")
 
@@ -666,6 +667,7 @@ def fingerprint(public: bytes) -> str:
 
 def save_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwrite: bool) -> None:
     """Write both files of a key pair. Raises UsageError if one exists, unless it may be overwritten."""
+    check_flags(overwrite=overwrite)
     for file, _ in (secret, public):
         if not overwrite and os.path.lexists(file):
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)

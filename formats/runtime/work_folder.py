@@ -285,7 +285,7 @@ def finished_shards(output: Path) -> set[str]:
 def shards_kept(output: Path, names: Collection[str], done: str = "done") -> str:
     """Describe how many of these shards are finished, for :func:`noting_kept`; empty for none."""
     found = len(finished_shards(output).intersection(names))
-    are = "is" if len(names) == 1 else "are"
+    are = "is" if found == 1 else "are"
     return f"{found} of {count_of(len(names), 'shard')} {are} {done}" if found else ""
 
 

@@ -23,7 +23,7 @@ from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import SPACES, ItemForm
 from shardprep.formats.runtime.files import Closable, CollectedEnd, Owned, cached_property, user_path
-from shardprep.formats.runtime.progress import checked_int, checked_seconds, seed_of
+from shardprep.formats.runtime.progress import check_flags, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
@@ -474,6 +474,7 @@ class MadeUp:
         for name, value in [("batch_size", self.batch_size), ("classes", self.classes), *sides]:
             checked_int(value, name, least=1)
         checked_seconds(self.seconds, "the time per record")
+        check_flags(encoded=self.encoded)
         seed_of(self.seed)
         self._records  # noqa: B018 - in advance, so that the first batch takes no longer than others
 

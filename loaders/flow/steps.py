@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.runtime.progress import seed_of
+from shardprep.formats.runtime.progress import check_flags, seed_of
 from shardprep.loaders.batches.passes import ending, ending_all
 from shardprep.loaders.batches.stack import grouped, grouped_by_shape, listed, padded, rows_of, stack
 from shardprep.loaders.flow.node import (
@@ -52,6 +52,7 @@ class Batch(InPlace):
 
     def __post_init__(self) -> None:
         check_choice("remainder", self.remainder, get_args(Remainder))
+        check_flags(as_list=self.as_list)
         if self.as_list and self.remainder == "pad":
             raise UsageError("lists cannot be padded: leave out as_list, or keep or drop the remainder")
 

@@ -359,7 +359,7 @@ class Loader(Owned, Closable):
         running iteration ends. Raises IndexError for a step that does not exist.
         """
         if self._stepped is None or self._stepped.number != epoch:
-            self._stepped = Epoch(self._plan, operator.index(epoch))
+            self._stepped = Epoch(self._plan, epoch)
         whole, drawn = self._stepped, deque[int]()
 
         def wanted() -> Iterator[int]:
@@ -467,7 +467,7 @@ class Loader(Owned, Closable):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next = self._place = Epoch(self._plan, checked_int(epoch, "epoch", least=0, most=(1 << 64) - 1))
+        self._next = self._place = Epoch(self._plan, epoch)
 
     def skip(self, steps: Iterable[int]) -> None:
         """Skip steps of the next epoch, or of the rest of a resumed one, as after a loss spike.
@@ -572,7 +572,7 @@ class Loader(Owned, Closable):
         """
         ranges = checked_ranges(passed, sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
-        places = Epoch(plan, operator.index(epoch), start=start).batch(operator.index(step))
+        places = Epoch(plan, epoch, start=start).batch(operator.index(step))
         items, transform = self._subset.items_at(places, epoch), self.transform
         observed = None if transform is None else ObservedTransform(transform)
         work = replace(self._work, transform=observed or self._work.transform, one_thread=False)

@@ -66,7 +66,6 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     other machines then need the new public key. Raises UsageError if a file exists and may not be replaced,
     OperationError if something other than a file is there, OSError.
     """
-    check_flags(overwrite=overwrite)
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']

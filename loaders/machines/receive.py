@@ -9,6 +9,7 @@ from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import built
+from shardprep.formats.runtime.progress import check_flags
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -99,6 +100,7 @@ class RemoteSource(Receiver):
         lease_seconds: float = LEASE_TIMEOUT_S,
         expected: Mapping[str, object] | None = None,
     ) -> None:
+        check_flags(ordered=ordered)
         for each in endpoints_of(endpoint):
             check_endpoint(each, keys, insecure=insecure)
         if ahead < 1 or not lease_seconds > 0:

@@ -20,6 +20,7 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.progress import check_flags
 from shardprep.loaders.machines.codec import PIECE
 
 EVENT = struct.Struct("=Hi")
@@ -126,6 +127,7 @@ class FrameSocket(Owned):
         options: dict[int, int],
         secure: Secure | None = None,
     ) -> None:
+        check_flags(bind=bind)
         endpoints = endpoints_of(endpoint)
         for each in endpoints:
             check_form(each)

@@ -470,9 +470,8 @@ class Epoch:
     def __init__(
         self, plan: EpochPlan, number: int, *, start: int = 0, receipt: Receipt | None = None, origin: int = 0
     ) -> None:
-        keyed_bits(Purpose.RECORD_ORDER, seed=plan.seed, epoch=number)  # checks the seed and the number
         self.plan = plan
-        self.number = number
+        self.number = checked_int(number, "epoch", least=0, most=(1 << 64) - 1)
         self.start = start
         """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin

@@ -155,7 +155,11 @@ PARTITIONS = [
 ]
 LIMITS = "much", -1, 0, 1e9, True
 FRAMES = each_of(
-    endpoint=("inproc://here", "127.0.0.1:80", None), senders=(0,), high_water_mark=(0,), limit_bytes=LIMITS
+    endpoint=("inproc://here", "127.0.0.1:80", None),
+    senders=(0,),
+    high_water_mark=(0,),
+    limit_bytes=LIMITS,
+    bind=("no",),
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
@@ -183,12 +187,15 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
         WeightedParts.of,
         [({"weights": w, "names": ["a", "b"], "records": [10, 20]}, says) for w, says in WEIGHTS],
     ),
-    (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,))]),
+    (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,), encoded=("no",))]),
     (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
     (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind")]),
     (partial(send_batches, [1], ANY_PORT), NAMES),
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
-    (partial(RemoteSource, endpoint=ANY_PORT), [*each_of(lease_seconds=(0,), limit_bytes=LIMITS), *ENDS]),
+    (
+        partial(RemoteSource, endpoint=ANY_PORT),
+        [*each_of(lease_seconds=(0,), limit_bytes=LIMITS, ordered=("no",)), *ENDS],
+    ),
     (
         partial(measure_disk, Path()),
         [({"seconds": -1}, "seconds, 0 or more, not -1"), ({"record_bytes": 0}, "record_bytes.*not 0")],
@@ -202,6 +209,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(convert, "archives"), [({"output": None}, "a path is needed here")]),
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
     (partial(find, "lmdb"), [({"images": 5}, "images must be a list of paths")]),
+    (partial(find, "lmdb", []), each_of(near=("no",))),
     (shardprep.PlanOptions, each_of(decode_check=("no",), crop_ready=("no",))),
     (shardprep.ConvertOptions, each_of(restart=("no",), allow_partial=("no",))),
     (shardprep.SourceOptions, each_of(follow_symlinks=("no",), skip_non_images=("no",))),
@@ -211,6 +219,8 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
     (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),
     (numbers(Path()).map, [({"function": None}, "a function is needed here")]),
+    (partial(numbers(Path()).map_component, abs, 0), each_of(random=("no",))),
+    (partial(numbers(Path()).batch, 2), each_of(as_list=("no",))),
 ]
 
 
@@ -262,6 +272,8 @@ def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> Non
     ):
         with pytest.raises(UsageError, match=says):
             loader_on(tmp_path / "d", columns=columns)
+    with pytest.raises(UsageError, match=r"{'NAME': FILE}, not .*a=b"):
+        shardprep.join(tmp_path / "d", ["a=b.csv"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import unicodedata
@@ -89,6 +90,10 @@ def test_a_finished_export_is_recognised_what_is_damaged_is_built_again_and_a_da
     marker = writable(tmp_path / "out" / MARKER)
     marker.write_bytes(marker.read_bytes().replace(b'"size":', b'"size":-'))
     with pytest.raises(DataError, match="was not written by an export"):
+        export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
+    marker.unlink()
+    os.mkfifo(marker)
+    with pytest.raises(DataError, match="not a regular file"):
         export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
 
 
