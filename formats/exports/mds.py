@@ -42,6 +42,7 @@ class MDS(ExportFormat):
     """Shards with the columns image, key, label, boxes and the dataset's own, and their index."""
 
     name = "mds"
+    overhead = 16  # the offset, the label and the size of the key
     unit_names = "shard.{number:05d}.mds"
     names_of_boxes = BOXES, BOX_LABELS
 

@@ -37,6 +37,7 @@ class Parquet(ExportFormat):
     """Files with the columns image, key, label, objects (boxes) and the dataset's own."""
 
     name = "parquet"
+    overhead = 16  # the label and the key
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
     names_of_boxes: ClassVar[tuple[str, ...]] = (OBJECTS,)
 

@@ -68,6 +68,7 @@ class TFRecord(ExportFormat):
 
     name = "tfrecord"
     unit_names = "{split}-{number:05d}-of-{count:05d}"
+    overhead = 64  # the length, checksums and key; records with images have more
 
     def unit_name(self, number: int, count: int) -> str:
         name = super().unit_name(number, count)

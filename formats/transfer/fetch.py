@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,16 +107,19 @@ class LocalCopy:
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
         manifest = self.remote.manifest
-        with WorkFolder(self.output) as work_folder:
-            work_folder.claim({"dataset": manifest.root}, work="fetch")
+        is_published = (self.output / MANIFEST_NAME).exists()
+        is_fixed = is_published and not os.access(self.output, os.W_OK)  # then its files are only compared
+        with nullcontext() if is_fixed else WorkFolder(self.output) as work_folder:
+            if work_folder:
+                work_folder.claim({"dataset": manifest.root}, work="fetch")
             if count := sum(not self._is_missing(file) for file in manifest.files):
                 done = f"{count} of {len(manifest.files)} files are fetched already"
                 transfers.progress.note(f"{self.output}: {done}; checking them")
             downloads = self.downloads(self.wanted)
             fetched, there = transfers.run("fetch", manifest, downloads, kept="files are fetched and intact")
             is_complete = len(downloads) == len(manifest.files)
-            if is_complete:
-                if not (self.output / MANIFEST_NAME).exists():
+            if is_complete and work_folder:
+                if not is_published:
                     publish_bytes(self.output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
                 work_folder.remove()
         url = self.remote.folder.place.url

@@ -50,8 +50,8 @@ def whole(intact: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {to: folder / to for to in FORMATS}
 
 
-@pytest.mark.parametrize("to", ["webdataset", "folders"])
-def test_the_room_that_is_needed_includes_headers_and_the_ends_of_blocks(
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_room_that_is_needed_includes_what_the_format_adds_to_each_record(
     to: str, intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=read_manifest(intact).image_bytes)

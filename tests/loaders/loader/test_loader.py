@@ -197,12 +197,14 @@ def test_a_forked_copy_of_an_iterator_is_refused(lmdb_shards: Path) -> None:
 def test_datasets_that_are_only_readable_can_be_loaded(lmdb_shards: Path, hdf5_shards: Path) -> None:
     code = """
 import os, sys
+from shardprep.formats import fetch
 from shardprep.loaders import Loader
 for user in 0, 65534:  # once as root, to have everything imported
     os.setresuid(user, user, user)
     for path in sys.argv[1:]:
         with Loader(path, batch_size=100, workers=0) as loader:
             print(len(list(loader)))
+        print(fetch(f"file://{path}", path)[0].fetched)
 """
     with TemporaryDirectory() as folder:
         paths = [shutil.copytree(path, Path(folder) / path.name) for path in (lmdb_shards, hdf5_shards)]
@@ -210,7 +212,7 @@ for user in 0, 65534:  # once as root, to have everything imported
             path.chmod(0o755)
         done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
 
-    assert (done.stdout, done.stderr) == ("2\n" * 4, "")
+    assert (done.stdout, done.stderr) == ("2\n()\n" * 4, "")
 
 
 def test_the_package_limits_opencv_before_opencv_is_imported() -> None:
