@@ -77,18 +77,16 @@ class MemoryPool:
     def __call__(self, size: int) -> Memory:
         if size < MIN_RECYCLED_BYTES:
             return aligned(size)
-        owner = self._found(size)
+        for _ in range(len(self._idle)):
+            owner = self._idle.popleft()
+            if owner.size == size:
+                break
+            self._idle.append(owner)
+        else:
+            owner = aligned(size)
         lent = np.frombuffer(owner.data, np.uint8)  # views keep this array alive, not its owner
         weakref.finalize(lent, self._idle.append, owner).atexit = False
         return lent
-
-    def _found(self, size: int) -> Memory:
-        for _ in range(len(self._idle)):
-            memory = self._idle.popleft()
-            if memory.size == size:
-                return memory
-            self._idle.append(memory)
-        return aligned(size)
 
 
 Buffers = list[pickle.PickleBuffer]

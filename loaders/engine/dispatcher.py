@@ -85,7 +85,7 @@ class _Watch(weakref.ref[Any]):
     ring: Callable[[int], None]
 
 
-class Bell:
+class Bell(Descriptor):
     """An eventfd that wakes a thread waiting in a selector.
 
     Ringing takes no lock, never blocks, and does nothing in a forked process, so any thread may ring, even
@@ -94,15 +94,11 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._file = Descriptor(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._file.fileno()
+        super().__init__(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
-        if self._file.made_here:  # a daemon may have closed all descriptors and reused this one
+        if self.made_here:  # a daemon may have closed all descriptors and reused this one
             with suppress(OSError, ValueError):  # it was finalized in the same garbage collection
                 os.eventfd_write(self.fileno(), 1)
 

@@ -224,14 +224,12 @@ def pack(error: BaseException) -> bytes:
     Exits and interruptions become text, too: raised again, they would silently end the training process.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
-    if not isinstance(error, Exception):
-        return dumps((None, text))
-    try:
-        data = dumps((error, text))
-        loads(data)
-    except Exception:  # any class may raise anything here; `error` is what must be reported
-        return dumps((None, text))
-    return data
+    with suppress(Exception):  # any class may raise anything here; `error` is what must be reported
+        if isinstance(error, Exception):
+            data = dumps((error, text))
+            loads(data)
+            return data
+    return dumps((None, text))
 
 
 def unpack(data: bytes, where: str) -> BaseException:

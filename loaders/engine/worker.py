@@ -108,33 +108,27 @@ def main(
 def _answer(
     lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int
 ) -> tuple[Part, ...]:
+    """Fill the lease's rows, until its run is over, and return the parts of the answer."""
     try:
-        packer = _fill(lease, fill, ring, status_table, index)
+        memory, layout = ring.memory(lease.slot), ring.layout
+        rows = len(lease.items)
+        end = lease.first + rows
+        arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
+        if layout.inputs:
+            arrays[INPUTS] = layout.input_area(memory)
+        packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
+        status_table.row[index] = 0
+        status_table.lease[index] = lease.id
+        if status_table.run[index] == lease.run:
+            for _, outcome in zip(range(rows), fill(lease.items, arrays, packer.room), strict=True):
+                packer.add(outcome)
+                status_table.row[index] = packer.rows
+                if status_table.run[index] != lease.run:
+                    break
     except BaseException as error:  # raised again, or reported, in the process that waits for this row
         _, row = status_table.place(index)
         return pack_answer(Answer.FAILED, lease.id, row), pack(error)
     return pack_answer(Answer.DONE, lease.id), *packer.parts()
-
-
-def _fill(lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int) -> OutcomeWriter:
-    """Fill the lease's rows, until its run is over."""
-    memory, layout = ring.memory(lease.slot), ring.layout
-    rows = len(lease.items)
-    end = lease.first + rows
-    arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
-    if layout.inputs:
-        arrays[INPUTS] = layout.input_area(memory)
-    packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
-    status_table.row[index] = 0
-    status_table.lease[index] = lease.id
-    if status_table.run[index] != lease.run:
-        return packer
-    for _, outcome in zip(range(rows), fill(lease.items, arrays, packer.room), strict=True):
-        packer.add(outcome)
-        status_table.row[index] = packer.rows
-        if status_table.run[index] != lease.run:
-            break
-    return packer
 
 
 def _send(channel: Channel, *parts: Part) -> None:

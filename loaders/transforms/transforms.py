@@ -270,7 +270,8 @@ class TrainTransform(ImageTransform):
             if self.color_jitter:
                 colours = self.color_jitter.matrix(cv2.mean(pixels), rng.random(3).tolist())
             if self.lighting:
-                colours[:, 3] += lighting_offset(self.lighting * rng.standard_normal(3))
+                weights = self.lighting * rng.standard_normal(3)
+                colours[:, 3] += 255 * EIGENVECTORS @ (EIGENVALUES * weights)
             pixels = cv2.transform(pixels, colours)
         self._format.write(pixels, out)
 
@@ -514,9 +515,3 @@ class ColorJitter:
         colours = saturation * np.eye(3) + (1 - saturation) * LUMA  # rows sum to 1: grays stay
         offset = np.full((3, 1), (1 - contrast) * gray)
         return np.hstack([brightness * contrast * colours, offset])
-
-
-def lighting_offset(weights: npt.ArrayLike) -> Matrix:
-    """Return AlexNet's lighting noise, added to R, G, B in 0..255, for three normally distributed weights."""
-    added: Matrix = 255 * EIGENVECTORS @ (EIGENVALUES * np.asarray(weights))
-    return added
