@@ -155,11 +155,7 @@ PARTITIONS = [
 ]
 LIMITS = "much", -1, 0, 1e9, True
 FRAMES = each_of(
-    endpoint=("inproc://here", "127.0.0.1:80", None),
-    senders=(0,),
-    high_water_mark=(0,),
-    limit_bytes=LIMITS,
-    bind=("no",),
+    endpoint=("inproc://here", "127.0.0.1:80", None), senders=(0,), high_water_mark=(0,), limit_bytes=LIMITS
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
@@ -189,7 +185,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     ),
     (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,), encoded=("no",))]),
     (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
-    (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind")]),
+    (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind"), *each_of(bind=("no",))]),
     (partial(send_batches, [1], ANY_PORT), NAMES),
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
     (

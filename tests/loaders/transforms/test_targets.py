@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import cv2
@@ -18,16 +17,7 @@ from shardprep.loaders.transforms.geometry import Span
 from shardprep.loaders.transforms.targets import kept_boxes
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from support.image_files import chunk, encoded, exif_of, numbers_png, with_orientation
-from support.transform_examples import COFFEE, rng
-
-
-@dataclass(frozen=True)
-class Sample:
-    image: bytes
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    crop_ready: bool = False
-    key: str = "sample"
-    label: int = 0
+from support.transform_examples import COFFEE, Example, rng
 
 
 def ramps(width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +26,7 @@ def ramps(width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.uint8), y.astype(np.uint8)
 
 
-def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) -> Sample:
+def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) -> Example:
     """An image with red and green the same as the masks "x" and "y", and a box with the mask "box"."""
     x, y = ramps(width, height)
     pixels = cv2.merge([np.full_like(x, 99), y, x])
@@ -53,7 +43,7 @@ def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) 
     box = np.zeros((height, width), np.uint8)
     box[top:bottom, left:right] = 1
     columns = {"x": x, "y": y, "box": box, "boxes": boxes, "box_labels": np.array([5], np.int32)}
-    return Sample(image, columns, kind == "crop-ready")
+    return Example("placed", 0, image, columns, kind == "crop-ready")
 
 
 TARGETS: dict[str, Any] = {
@@ -125,7 +115,7 @@ def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, ki
     ].tobytes()
     if kind == "crop-ready":
         image = crop_ready(image, read_image_header(image))
-    sample = Sample(image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
+    sample = Example("regions", 0, image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
 
     result, mask = TrainTransform(40, masks=["mask"])(sample, rng(record))
 
@@ -199,7 +189,9 @@ WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 
 @pytest.mark.parametrize(("least", "kept"), [(0, [0, 1]), (0.4, [0, 1]), (0.6, [1]), (1, [1])])
 def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, kept: list[int]) -> None:
-    wide = Sample(
+    wide = Example(
+        "wide",
+        0,
         encoded(np.zeros((64, 128, 3), np.uint8), ".png"),
         {
             "boxes": np.array([[0, 0, 0.5, 1], [0.3, 0.1, 0.6, 0.9], [0, 0, 0.2, 1]], np.float32),
@@ -223,22 +215,13 @@ def damaged(mask: bytes) -> bytes:
 
 MASKED = TrainTransform(4, masks=("mask",))
 LABELLED = replace(WHOLE, box_labels="labels")
+SAMPLES, NO_MASK = np.zeros((4, 6), np.uint16), "bytes, which is not a mask"
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    (
-        MASKED,
-        {"mask": numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False)},
-        BadTarget,
-        "bytes, which is not a mask",
-    ),
-    (MASKED, {"mask": np.zeros((4, 6), np.uint16)}, BadTarget, r"uint16\[4, 6\]"),
+    (MASKED, {"mask": numbers_png(SAMPLES, bits=16, palette=False)}, BadTarget, NO_MASK),
+    (MASKED, {"mask": SAMPLES}, BadTarget, r"uint16\[4, 6\]"),
     (MASKED, {"mask": np.zeros((4, 6, 3), np.uint8)}, BadTarget, r"uint8\[4, 6, 3\]"),
-    (
-        MASKED,
-        {"mask": encoded(np.zeros((4, 6, 3), np.uint8), ".png")},
-        BadTarget,
-        "bytes, which is not a mask",
-    ),
-    (MASKED, {"mask": COFFEE.image}, BadTarget, "bytes, which is not a mask"),
+    (MASKED, {"mask": encoded(np.zeros((4, 6, 3), np.uint8), ".png")}, BadTarget, NO_MASK),
+    (MASKED, {"mask": COFFEE.image}, BadTarget, NO_MASK),
     (MASKED, {"mask": "text"}, BadTarget, "str"),
     (MASKED, {"mask": np.zeros((6, 4), np.uint8)}, BadTarget, "4x6 pixels, but the image has 6x4"),
     (MASKED, {"mask": damaged(numbers_png(np.zeros((4, 6), np.uint8)))}, BadImage, "CRC"),
@@ -258,10 +241,10 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 def test_what_is_no_mask_and_no_box_of_the_image_is_an_error_with_the_key(
     transform: Any, columns: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    sample = Sample(encoded(np.zeros((4, 6, 3), np.uint8), ".png"), columns, key="the key")
+    sample = Example("the key", 0, encoded(np.zeros((4, 6, 3), np.uint8), ".png"), columns)
 
     with pytest.raises(error, match=says) as caught:
         transform(sample, rng())
     assert caught.value.key == "the key"  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="no column 'mask'; the columns that are read: boxes"):
-        MASKED(Sample(sample.image, boxes_of()), rng())
+        MASKED(sample._replace(columns=boxes_of()), rng())

@@ -207,8 +207,7 @@ def test_no_room_for_the_pixels_says_nothing_of_the_image() -> None:
     script = """
 import resource
 import numpy as np
-from shardprep.formats.images.decode import check_decodes
-from shardprep.formats.images.decode import decode; from shardprep.formats.images.decode import cv2
+from shardprep.formats.images.decode import check_decodes, cv2
 
 image = cv2.imencode(".jpg", np.zeros((6000, 6000, 3), np.uint8))[1].tobytes()
 pages = int(open("/proc/self/statm").read().split()[0])
