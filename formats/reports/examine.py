@@ -292,27 +292,26 @@ def observations(
     reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
-    found = [
-        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
-        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
-        *_of_duplicates(names, inside, across, is_partial=is_partial),
-        observation("quarantined", len(quarantine), names=reasons),
-        *(
-            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
-            for kind, some in odd.items()
-        ),
-    ]
-    return [one for one in found if one["count"]]
+    # the other dataset's labels are translated by class name; -2 is a class that only it has, -1 no label
+    labels = [dataset.index["label"].astype(np.int64)]
+    for other in names.datasets[1:]:
+        known = [
+            dataset.manifest.labels.label_of.get(each.name, -2) for each in other.manifest.labels.classes
+        ]
+        labels.append(np.array([*known, -1])[other.index["label"]])
+    label_of = np.concatenate(labels)
 
+    def differ(links: Links) -> npt.NDArray[np.bool_]:
+        """Return a mask of the links between different labels, ignoring images without a label."""
+        first, second = label_of[links["first"]], label_of[links["second"]]
+        mask: npt.NDArray[np.bool_] = (first != second) & (first != -1) & (second != -1)
+        return mask
 
-def _of_duplicates(
-    names: RecordNames, inside: Duplicates, across: Duplicates | None, *, is_partial: bool
-) -> list[Json]:
-    labels, records = _labels(names.datasets), len(names.datasets[0])
-    both = inside.links if across is None else np.concatenate([inside.links, across.links])
-    is_bounded = inside.is_bounded or (across is not None and across.is_bounded)
+    both = [inside] if across is None else [inside, across]
+    links = np.concatenate([each.links for each in both])
+    is_bounded = any(each.is_bounded for each in both)
 
-    def of(kind: str, links: Links, leave_out: Numbers) -> Json:
+    def of_pairs(kind: str, links: Links, leave_out: Numbers) -> Json:
         return observation(
             kind,
             len(links),
@@ -323,28 +322,23 @@ def _of_duplicates(
             leave_out=np.unique(leave_out).tolist(),
         )
 
-    wrong = both[_differ(labels, both)]
+    wrong = links[differ(links)]
     ends = np.concatenate([wrong["first"], wrong["second"]])
-    exact, near = (links[~_differ(labels, links)] for links in (inside.exact, inside.near))
-    return [
-        of("suspects", wrong, ends[ends < records]),
-        *([of("leaks", across.links, across.links["first"])] if across else []),
-        of("equal bytes", exact, exact["second"]),
-        of("look alike", near, near["second"]),
+    exact, near = (links[~differ(links)] for links in (inside.exact, inside.near))
+    found = [
+        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
+        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
+        of_pairs("suspects", wrong, ends[ends < len(dataset)]),
+        *([of_pairs("leaks", across.links, across.links["first"])] if across else []),
+        of_pairs("equal bytes", exact, exact["second"]),
+        of_pairs("look alike", near, near["second"]),
+        observation("quarantined", len(quarantine), names=reasons),
+        *(
+            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
+            for kind, some in odd.items()
+        ),
     ]
-
-
-def _labels(datasets: Sequence[Dataset]) -> Numbers:
-    """Return the labels of all records; the other dataset's are translated by class name.
-
-    -2 is a class that only the other dataset has, -1 no label.
-    """
-    mine = datasets[0].manifest.labels.label_of
-    parts = [datasets[0].index["label"].astype(np.int64)]
-    for other in datasets[1:]:
-        known = [mine.get(each.name, -2) for each in other.manifest.labels.classes]
-        parts.append(np.array([*known, -1])[other.index["label"]])
-    return np.concatenate(parts)
+    return [one for one in found if one["count"]]
 
 
 def _measured(links: Links) -> str:
@@ -356,13 +350,6 @@ def _measured(links: Links) -> str:
             f"{count_of(near, 'pair')} of perceptual hashes that differ in at most {DISTANCE} of 64 bits"
         )
     return f"{', '.join(parts)}."
-
-
-def _differ(labels: Numbers, links: Links) -> npt.NDArray[np.bool_]:
-    """Return a mask of the links between different labels, ignoring images without a label."""
-    first, second = labels[links["first"]], labels[links["second"]]
-    differ: npt.NDArray[np.bool_] = (first != second) & (first != -1) & (second != -1)
-    return differ
 
 
 MOST_PICTURES = 480  # on all sheets
@@ -380,7 +367,13 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
     dataset, rng = names.datasets[0], np.random.default_rng(seed)
     labels = dataset.index["label"]
     if classes:
-        chosen = [_label(dataset, name) for name in dict.fromkeys(classes)]
+        chosen = []
+        for name in dict.fromkeys(classes):
+            if name not in dataset.space.label_of:
+                close = get_close_matches(name, dataset.classes, 3)
+                hint = f"; close are {printable(', '.join(close))}" if close else ""
+                raise UsageError(f"has no class {printable(name)!r}{hint}", path=dataset.path)
+            chosen.append(dataset.space.label_of[name])
         most = min(MOST_OF_A_NAMED_CLASS, max(1, MOST_PICTURES // len(chosen)))
     else:
         present = np.unique(labels[labels >= 0])
@@ -394,15 +387,6 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
         sheet = {"name": each.name, "words": each.words, "images": len(records)}
         sheets.append(sheet | {"records": [names.shown(number) for number in some]})
     return sheets
-
-
-def _label(dataset: Dataset, name: str) -> int:
-    label = dataset.manifest.labels.label_of.get(name)
-    if label is None:
-        close = get_close_matches(name, dataset.classes, 3)
-        hint = f"; close are {printable(', '.join(close))}" if close else ""
-        raise UsageError(f"has no class {printable(name)!r}{hint}", path=dataset.path)
-    return label
 
 
 @dataclass(frozen=True)
@@ -525,9 +509,8 @@ def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str
     """
     mine, theirs = _shares(dataset), _shares(other)
     common = sorted(mine.keys() & theirs.keys())
-    ratios = {
-        name: max(mine[name][1], theirs[name][1]) / min(mine[name][1], theirs[name][1]) for name in common
-    }
+    shares = {name: (mine[name][1], theirs[name][1]) for name in common}
+    ratios = {name: max(both) / min(both) for name, both in shares.items()}
     unbalanced = sorted((name for name in common if ratios[name] > 1), key=lambda name: -ratios[name])
     return {
         "path": os.fspath(other.path),
@@ -542,8 +525,8 @@ def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str
                 "name": name,
                 "images": mine[name][0],
                 "other_images": theirs[name][0],
-                "share": mine[name][1],
-                "other_share": theirs[name][1],
+                "share": shares[name][0],
+                "other_share": shares[name][1],
             }
             for name in unbalanced[:MOST_CLASSES_LISTED]
         ],

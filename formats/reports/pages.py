@@ -59,11 +59,6 @@ def shown_share(value: float) -> str:
     return f"{percent:.3g} %"
 
 
-def shown_whole(value: float) -> str:
-    """Return a rounded number with separators."""
-    return shown_number(round(value))
-
-
 def shown_short(number: float) -> str:
     """Return a number in a few characters, for an axis.
 
@@ -160,19 +155,7 @@ def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Sh
     """Return a horizontal bar for each name and value; ``axis`` names the values."""
     values = list(values)
     most = max([value for _, value in values] + [0]) or 1
-    rows = [
-        Markup(
-            '<tr><th scope="row">{}</th><td class="bar"><svg viewBox="0 0 100 8" preserveAspectRatio="none" '
-            'aria-hidden="true"><rect class="mark" width="{:.1f}" height="8"/></svg></td><td class="value">{}</td></tr>'
-        ).format(shown_name(name, 40), 100 * value / most, show(value))
-        for name, value in values
-    ]
-    head = Markup(
-        '<thead><tr><th scope="col">name</th><th scope="col" colspan="2">{}</th></tr></thead>'
-    ).format(axis)
-    return Markup('<table class="bars"><caption>{}</caption>{}<tbody>{}</tbody></table>').format(
-        title, head, Markup("").join(rows)
-    )
+    return Markup(rendered("bars", values=values, most=most, title=title, axis=axis, show=show))  # noqa: S704 - it escapes
 
 
 class _Log:
@@ -212,33 +195,14 @@ def _figure(
     ``across`` are tick labels below, at x coordinates; ``up`` are those on the left, at shares of the height.
     ``names`` head the table's columns; the first one also names the axis.
     """
-    tick = Markup('<text class="tick {}" x="{:.0f}" y="{:.0f}">{}</text>')
-    below = [
-        tick.format("end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, label)
-        for x, label in across
+    base = HEIGHT - BOTTOM
+    ticks: list[tuple[str, float, float, str]] = [
+        ("end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), base + 14, label) for x, label in across
     ]
-    shapes = [
-        *drawn,
-        Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT),
-        *below,
-        *(tick.format("end", LEFT - 5, height_of(share) + 4, label) for share, label in up),
-        Markup('<text class="axis middle" x="{:.0f}" y="{}">{}</text>').format(
-            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, names[0]
-        ),
-    ]
-    table = Markup("").join(
-        Markup("<tr><td>{}</td><td>{}</td></tr>").format(*row) for row in rows[:MOST_TABLE_ROWS]
-    )
-    return Markup(
-        '<figure class="chart"><figcaption>{title}</figcaption>'
-        '<svg role="img" viewBox="0 0 {width} {height}"><title>{title}</title><desc>{text}</desc>{drawn}</svg>'
-        '<details><summary>Numbers<span class="aside"> of {title}</span></summary><p>{text}</p>'
-        '<table><thead><tr><th scope="col">{first}</th><th scope="col">{second}</th></tr></thead>'
-        "<tbody>{table}</tbody></table></details></figure>"
-    ).format(
-        title=title, text=text, width=WIDTH, height=HEIGHT, drawn=Markup("").join(shapes),
-        first=names[0], second=names[1], table=table,
-    )  # fmt: skip
+    ticks += [("end", LEFT - 5, height_of(share) + 4, label) for share, label in up]
+    places = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "base": base}
+    values = {"title": title, "text": text, "drawn": drawn, "ticks": ticks, "names": names}
+    return Markup(rendered("figure", **places, **values, rows=rows[:MOST_TABLE_ROWS]))  # noqa: S704 - it escapes
 
 
 def left_of(share: float) -> float:
@@ -293,25 +257,21 @@ def line_chart(
         dots = "".join(f"M{left:.1f} {up:.1f}h0" for left, up in places)
         drawn.append(Markup('<path class="points" d="{}"/>').format(dots))
     if mark:
-        drawn += _marked(*place(mark[0], dict(points)[mark[0]]), mark[1])
+        left, up = place(mark[0], dict(points)[mark[0]])
+        beside = up + 24 if up + 24 < height_of(0) - 4 else up - 12  # above the point near the bottom
+        drawn += [
+            Markup('<circle class="marked" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(left, up),
+            Markup('<text class="word middle" x="{:.1f}" y="{:.1f}">{}</text>').format(
+                min(max(left, LEFT + 20), WIDTH - 25), beside, mark[1]
+            ),
+        ]
     step = round_step(most_x / (MOST_TICKS - 1))
     across = [a for a, _ in points] if dotted else [n * step for n in range(int(most_x / step) + 1)]
     ticks = [(place(a, 0)[0], shown_number(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
-    up = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
+    marks = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
     rows = [(shown_number(a), show_y(b)) for a, b in points]
-    return _figure(title, text, drawn, ticks, up, (x, y), rows)
-
-
-def _marked(left: float, up: float, word: str) -> list[Markup]:
-    """Return a ring around a point, with the word below it, or above it near the bottom."""
-    below = up + 24 if up + 24 < height_of(0) - 4 else up - 12
-    return [
-        Markup('<circle class="marked" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(left, up),
-        Markup('<text class="word middle" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            min(max(left, LEFT + 20), WIDTH - 25), below, word
-        ),
-    ]
+    return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
 FILTERS: dict[str, Callable[..., object]] = {
@@ -319,7 +279,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "printable": printable,
     "size": size_text,
     "number": shown_number,
-    "whole": shown_whole,
+    "whole": lambda value: shown_number(round(value)),
     "share": shown_share,
     "counted": count_of,
     "uri": picture_uri,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from blake3 import blake3
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
 from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decode
 from shardprep.formats.images.header import JPEG_SIGNATURE
+from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool, use_one_thread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.dataset import Dataset
@@ -221,11 +221,6 @@ class ShardLook:
     def all_damaged(self, reason: str) -> Damaged:
         return [(number, reason) for number in self.numbers.tolist()]
 
-    def halves(self) -> list[ShardLook]:
-        half = -(-len(self.numbers) // 2)
-        parts = slice(half), slice(half, None)
-        return [replace(self, rows=self.rows[part], numbers=self.numbers[part]) for part in parts]
-
 
 MOST_AT_ONCE = 512  # images per call, to keep the progress moving
 
@@ -257,7 +252,9 @@ class ImageReading:
                 seen = [(record, one) for record, (_, one) in found if one]
                 measures.append(np.array([(record, *one[: len(MEASURES)]) for record, one in seen], MEASURED))
                 small_sum = sum((one.small for _, one in seen), small_sum)
-        return PixelStatistics(np.concatenate(codes), np.concatenate(measures), small_sum, sorted(damaged))
+        every = np.concatenate(codes)
+        in_order = every[np.argsort(every["record"])]
+        return PixelStatistics(in_order, np.concatenate(measures), small_sum, sorted(damaged))
 
     def each(self, verb: str, look: Look, dataset: Dataset, records: Numbers) -> dict[int, Any]:
         """Return the results for the images that can be read and decoded. Raises OSError."""
@@ -270,40 +267,42 @@ class ImageReading:
     def _looked(
         self, verb: str, look: Look, dataset: Dataset, records: Numbers
     ) -> Iterator[tuple[list[tuple[int, Any]], Damaged]]:
-        """Yield the results and the damaged records, part by part in order.
+        """Yield the results and the damaged records, part by part.
 
         Few looks are submitted at a time, since each holds its rows of the index. Raises a look's errors, and
         ChildLost.
         """
         if not len(records):
             return
-        manifest = dataset.manifest
-        ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
-
-        def looks() -> Iterator[ShardLook]:
-            for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False):
-                for at in range(start, end, MOST_AT_ONCE):
-                    part = records[at : min(at + MOST_AT_ONCE, end)]
-                    path = dataset.path / shard.name
-                    yield ShardLook(look, path, manifest.container, shard, dataset.index[part], part)
-
-        submitted = ((look, self.pool.submit(look.made)) for look in looks())
+        manifest, index = dataset.manifest, dataset.index
+        ends = np.searchsorted(index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
+        looks = (
+            ShardLook(look, dataset.path / shard.name, manifest.container, shard, index[part], part)
+            for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False)
+            for part in (records[at : min(at + MOST_AT_ONCE, end)] for at in range(start, end, MOST_AT_ONCE))
+        )
+        halves: list[ShardLook] = []
         done_records = done_bytes = 0
-        size = int(dataset.index["length"][records].sum(dtype=np.int64))
-        with self.progress.task(f"{verb} {manifest.split}", records=len(records), size=size):
-            waiting = deque(islice(submitted, self.workers))
-            while waiting:
-                waiting.extend(islice(submitted, 1))
-                one, future = waiting.popleft()
+        size = int(index["length"][records].sum(dtype=np.int64))
+        with (
+            self.progress.task(f"{verb} {manifest.split}", records=len(records), size=size),
+            closing(
+                completed(
+                    lambda: halves.pop() if halves else next(looks, None),
+                    lambda one: self.pool.submit(one.made),
+                    self.workers + 1,
+                )
+            ) as finished,
+        ):
+            for one, future in filter(None, finished):
                 try:
                     yield future.result()
                 except ChildDied as error:  # halved until the image is found
-                    if len(one.numbers) == 1:
-                        yield [], one.all_damaged(crashes_decoder(error.signal))
-                    else:
-                        halves = [(half, self.pool.submit(half.made)) for half in one.halves()]
-                        waiting.extendleft(reversed(halves))
+                    if (count := len(one.numbers)) > 1:
+                        parts = slice(count // 2), slice(count // 2, None)
+                        halves += [replace(one, rows=one.rows[p], numbers=one.numbers[p]) for p in parts]
                         continue
+                    yield [], one.all_damaged(crashes_decoder(error.signal))
                 done_records += len(one.numbers)
                 done_bytes += int(one.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)
