@@ -86,7 +86,7 @@ from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
-from shardprep.formats.verification.verify import verify_folder
+from shardprep.formats.verification.verify import verify
 
 T = TypeVar("T")
 
@@ -487,7 +487,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 def verify_finished(output: Path, progress: Progress) -> None:
     """Verify an already finished dataset, and remove a leftover work folder."""
     progress.note(f"{output} is complete already; verifying it")
-    report = verify_folder(output, "full", None, None, progress)
+    report = verify(output, progress=progress)
     report.raise_for_findings()
     if report.manifest and (output / WORK_FOLDER_NAME).exists():
         with mending(output, report.manifest):

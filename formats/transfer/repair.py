@@ -41,7 +41,7 @@ from shardprep.formats.storage.store import PATIENT, Location, path_or_place
 from shardprep.formats.storage.transfer import TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.checks import Report
-from shardprep.formats.verification.verify import verify_folder
+from shardprep.formats.verification.verify import verify
 
 
 def repair(
@@ -87,7 +87,7 @@ def repair(
         if isinstance(given, Path) and not given.exists():  # also if there is nothing to repair
             raise UsageError("does not exist; correct the path", path=given)
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
-    verified = partial(verify_folder, path, "full", workers, executor, runner.progress)
+    verified = partial(verify, path, workers=workers, executor=executor, progress=runner.progress)
     refuse_cached(path)
     manifest, report = read_manifest(path), verified()
     _refuse_irreparable(report, path)

@@ -58,8 +58,6 @@ from shardprep.formats.shards.read import (
     table_header,
 )
 
-NO_MEMORY = "there is not enough memory; use fewer workers"
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -173,10 +171,9 @@ def reading(name: str, report: Report | CheckResult) -> Iterator[None]:
     except OSError as error:
         report.unchecked.append(Finding(name, error.strerror or str(error)))
     except MemoryError:
-        report.unchecked.append(Finding(name, NO_MEMORY))
+        report.unchecked.append(Finding(name, "there is not enough memory; use fewer workers"))
 
 
-OTHER_SHA256 = "its SHA-256 differs from the manifest"
 ROWS_BYTES = 1 << 20  # of a table, per read
 
 Value = tuple[bytes, int, bytes]
@@ -209,10 +206,6 @@ class FileCheck:
     place: int = 0
 
     @property
-    def decode(self) -> bool:
-        return self.level == "decode"
-
-    @property
     def reads(self) -> bool:
         """Whether records or values are read, not only hashed."""
         return self.level in ("records", "decode") and (self.container != "" or self.field is not None)
@@ -224,7 +217,7 @@ class FileCheck:
         counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
         with published_file(self.path, flags) as descriptor, reading(self.entry.name, found):
             if hash_descriptor(descriptor) != self.entry.sha256:
-                self._add(found, None, OTHER_SHA256)
+                self._add(found, None, "its SHA-256 differs from the manifest")
             if self.region:
                 archive = self.path.with_name(ARCHIVE_NAME)
                 if hash_region(archive, self.region) != self.region.sha256:
@@ -233,7 +226,7 @@ class FileCheck:
             values = self._values(path, found, range(self.entry.records)) if self.reads else ()
             for key, label, value in values:
                 digests.append(content_digest(key, label, value))
-                if self.decode:
+                if self.level == "decode":
                     self._decode(key, value, found)
                     counts[self.place] = len(digests)
         found.digests = b"".join(digests)

@@ -145,26 +145,19 @@ def verify(
         raise UsageError(f"unknown level {level!r}; choose from {', '.join(LEVELS)}")
     source = cached_place(dataset, cache, cache_limit)
     if source is None:
-        return verify_folder(user_path(dataset), level, workers, executor, progress)
+        path = user_path(dataset)
+        if not path.is_dir():
+            raise DatasetNotFound.at(path)
+        return _verified(DatasetFiles(path), level, workers, executor, progress)
     if executor is not None:
         raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=dataset)
     with source.opened() as files:
-        return verify_files(CachedFiles(files), level, workers, None, progress)
+        return _verified(CachedFiles(files), level, workers, None, progress)
 
 
-def verify_folder(
-    path: Path, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
-) -> Report:
-    """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
-    if not path.is_dir():
-        raise DatasetNotFound.at(path)
-    return verify_files(DatasetFiles(path), level, workers, executor, progress)
-
-
-def verify_files(
+def _verified(
     files: DatasetFiles, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
 ) -> Report:
-    """Check the dataset that these files belong to, as :func:`verify` does."""
     report = Report(files.folder, level, url=files.url)
     try:
         manifest = report.manifest = files.manifest()
@@ -373,9 +366,25 @@ class _Verification:
         if level == "quick":
             return
         names = {entry.name for entry in sound}
-        tables = self._read_tables(names)
+        readers: dict[str, Callable[[Path, Manifest], Rows | None]] = {
+            INDEX_NAME: checked_index,
+            BOXES_NAME: checked_boxes,
+        }
+        for column in manifest.column_entries:
+            readers[column.table.name] = partial(checked_column, entry=column)
+        tables: dict[str, Rows | None] = {}  # the intact ones
+        for entry in (file for file in sound if file.name in readers):
+            with reading(entry.name, self.report), self.files.at_hand(entry):
+                tables[entry.name] = readers[entry.name](self.files.folder, manifest)
         if level != "full":
-            self._check_promises(tables.get(INDEX_NAME), names)
+            if (index := tables.get(INDEX_NAME)) is not None:
+                for problem in false_claims(manifest, index):
+                    self._found(MANIFEST_NAME, problem)
+            listed = manifest.table(QUARANTINE_NAME)
+            if listed is None or QUARANTINE_NAME in names:
+                hand = self.files.at_hand(listed) if listed else nullcontext()
+                with reading(QUARANTINE_NAME, self.report), hand:
+                    check_quarantine(self.files.folder, manifest)
         checks = self._checks({} if level == "full" else tables, is_there=is_there)
         for region in (check.region for name, check in checks.items() if name not in names):
             link = self.report.dataset.absolute() / ARCHIVE_NAME
@@ -383,8 +392,15 @@ class _Verification:
                 if region and hash_region(link, region) != region.sha256:
                     self._found(ARCHIVE_NAME, changed_in(link, region))
         digests = self._check([checks[name] for name in checks if name in names])
-        if level != "full" and not self.report.exit_code:
-            self._check_roots(digests)
+        if level == "full" or self.report.exit_code:
+            return
+        if content_root(digests[shard.name] for shard in manifest.shards) != manifest.records_root:
+            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
+        for column in manifest.column_entries:
+            roots = (digests[file.name] for file in column.shards or (column.table,))
+            if content_root(roots) != column.content_root:
+                whose = f"its content_root of the column {column.field.name}"
+                self._found(MANIFEST_NAME, f"{whose} differs from that of the values")
 
     def _archive_issue(self) -> str:
         """Describe what is wrong with the size of the images' archive; empty if nothing is."""
@@ -402,20 +418,6 @@ class _Verification:
 
     def _found(self, name: str, problem: str) -> None:
         self.report.findings.append(Finding(name, problem))
-
-    def _read_tables(self, sound: set[str]) -> dict[str, Rows | None]:
-        """Check the tables named in ``sound``; return the intact ones by name, with their rows."""
-        checks: dict[str, Callable[[Path, Manifest], Rows | None]] = {
-            INDEX_NAME: checked_index,
-            BOXES_NAME: checked_boxes,
-        }
-        for column in self.manifest.column_entries:
-            checks[column.table.name] = partial(checked_column, entry=column)
-        tables: dict[str, Rows | None] = {}
-        for entry in (file for file in self.manifest.files if file.name in sound & checks.keys()):
-            with reading(entry.name, self.report), self.files.at_hand(entry):
-                tables[entry.name] = checks[entry.name](self.files.folder, self.manifest)
-        return tables
 
     def _checks(self, tables: Mapping[str, Rows | None], *, is_there: bool) -> dict[str, FileCheck]:
         """Return the check of each file that has not been read as a table, by its name.
@@ -456,27 +458,6 @@ class _Verification:
             if column.field.is_fixed:
                 checks[own.entry.name] = replace(own, keys=keys, field=column.field)
         return {name: check for name, check in checks.items() if name not in (INDEX_NAME, BOXES_NAME)}
-
-    def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
-        if index is not None:
-            for problem in false_claims(self.manifest, index):
-                self._found(MANIFEST_NAME, problem)
-        listed = self.manifest.table(QUARANTINE_NAME)
-        if listed is None or QUARANTINE_NAME in sound:
-            hand = self.files.at_hand(listed) if listed else nullcontext()
-            with reading(QUARANTINE_NAME, self.report), hand:
-                check_quarantine(self.files.folder, self.manifest)
-
-    def _check_roots(self, digests: Mapping[str, bytes]) -> None:
-        if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
-            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
-        for column in self.manifest.column_entries:
-            roots = (digests[file.name] for file in column.shards or (column.table,))
-            if content_root(roots) != column.content_root:
-                problem = (
-                    f"its content_root of the column {column.field.name} differs from that of the values"
-                )
-                self._found(MANIFEST_NAME, problem)
 
     def _check(self, checks: Sequence[FileCheck]) -> dict[str, bytes]:
         """Make the checks, report the results in order, and return the digests by name.
