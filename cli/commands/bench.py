@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER_OR_URL,
-    LOADER_OPTIONS,
-    Parsed,
-    cache_options,
-    check_replaced,
-    command,
-    file_option,
-    flag,
-    output_options,
-    together,
-    transform_of,
-    workers_option,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
 from shardprep.formats.runtime.json_record import json_of
 from shardprep.formats.runtime.progress import count_of, size
 from shardprep.formats.storage.open import datasets_in, open_records
 
 if TYPE_CHECKING:
-    from shardprep.loaders.loader.stats import StageLoad
-    from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
+    from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Sweep
     from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads
     from shardprep.loaders.order.epoch import Shuffle
-    from shardprep.loaders.order.quality import ShuffleQuality
 
 
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
 BAR = 40  # characters
+CONFIRMS = {True: "fits", False: "does not fit", None: ""}
 
 
 @command(
@@ -48,15 +34,15 @@ BAR = 40  # characters
     "bench-disk shards/train",
     "bench-disk shards/train --seconds 60 --save disk.json",
 )
-@click.argument("path", type=ANY_PATH)
+@click.argument("path", type=options.ANY_PATH)
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
 @click.option(
     "--record-bytes",
     type=click.IntRange(1, 16 << 20),
     help="Size of a record.  [default: the dataset's mean, or 110000]",
 )
-@output_options
-@file_option("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
+@options.output
+@options.file("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
 def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chosen: Any) -> Output:
     """Measure how fast the disk of PATH reads and writes; PATH is a dataset, a file or any folder.
 
@@ -65,7 +51,7 @@ def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chose
     """
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
 
-    check_replaced(save)
+    options.check_replaced(save)
     with progress.status() as show:
         profile = measure_disk(
             path, progress=lambda title, share: show(f"{title}, {share:.0%} of the time"), **chosen
@@ -143,24 +129,24 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     "bench-loader shards/train --explain --sweep workers=1,2,4",
     "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
-@click.argument("dataset", type=FOLDER_OR_URL)
-@together(*LOADER_OPTIONS)
+@click.argument("dataset", type=options.FOLDER_OR_URL)
+@options.together(*options.LOADER)
 @click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
-@workers_option
-@flag("--explain", "Also print a table of stages, and test the verdict with short runs.")
+@options.workers
+@options.flag("--explain", "Also print a table of stages, and test the verdict with short runs.")
 @click.option(
     "--sweep",
     "swept",
-    type=Parsed("sweep", _swept),
+    type=options.Parsed("sweep", _swept),
     metavar="OPTION=N,N",
     help=(
         "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
         "the fastest."
     ),
 )
-@file_option("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
-@file_option("--html", "FILE", "Also write a page with charts of the run.")
-@file_option("--disk", "PROFILE.json", "Compare with a disk profile from prep bench-disk --save.")
+@options.file("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
+@options.file("--html", "FILE", "Also write a page with charts of the run.")
+@options.file("--disk", "PROFILE.json", "Compare with a disk profile from prep bench-disk --save.")
 @click.option(
     "--columns",
     metavar="NAME,NAME",
@@ -169,13 +155,13 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
         "[default: all]"
     ),
 )
-@flag(
+@options.flag(
     "--shuffle-quality",
     "Also report how well batches are mixed compared with a full shuffle, computed from the order alone.",
     name="mixing",
 )
-@cache_options
-@output_options
+@options.cache
+@options.output
 def bench_loader(
     dataset: Path | str,
     transform: str,
@@ -203,8 +189,8 @@ def bench_loader(
 
     splits = datasets_in(dataset)
     cached: dict[str, Any] = {"cache": cache, "cache_limit": cache_limit}
-    check_replaced(html)
-    check_replaced(trace)
+    options.check_replaced(html)
+    options.check_replaced(trace)
     for file, option in ((trace, "--trace"), (html, "--html")):
         if file and splits:
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
@@ -214,7 +200,7 @@ def bench_loader(
     for place in () if names else splits.values() or [dataset]:
         with open_records(place, **cached) as opened:
             has_images &= all(part.manifest.has_images for part in opened.parts)
-    made = transform_of(transform, pixels) if has_images else None
+    made = options.transform_of(transform, pixels) if has_images else None
 
     def measured(place: Path | str) -> Output:
         make = partial(
@@ -258,11 +244,33 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
     yield f"{dataset}: {rate} (median of half seconds)"
     yield from fields(_speed_fields(speed))
     if explain and speed.verdict:
-        yield from ("", *_load_lines(speed.stats.loads))
+        yield ""
+        yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
+        for load in speed.stats.loads:
+            limit = f"{load.limit:,.0f}" if math.isfinite(load.limit) else "-"
+            yield (
+                f"  {load.name:14}{load.place:8}{load.seconds * 1e6:>10,.1f}{load.utilisation:>8.1%}"
+                f"{load.starved:>9.1%}{load.blocked:>9.1%}{limit:>17}"
+            )
     if found.probes:
-        yield from ("", *_probe_lines(found.probes))
+        yield ""
+        for run in found.probes.runs:
+            yield f"  {run.name:12}{CONFIRMS[run.confirms]:14}{run.sentence}"
+        if found.probes.confirmed is not None:
+            yes = "confirm" if found.probes.confirmed else "do not confirm"
+            yield f"  The probes {yes} that {found.probes.limit} limits."
     if quality:
-        yield from ("", *_quality_lines(quality))
+        moved, again = quality.displacement, quality.meet_again
+        yield ""
+        yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
+        yield f"  {'classes in a batch':32}{quality.classes.found:>12,.1f}{quality.classes.expected:>15,.1f}"
+        yield f"  {'fewest classes in a batch':32}{quality.fewest:>12,}"
+        yield f"  {'standard deviations apart':32}{quality.distance:>12,.1f}{0:>15.1f}"
+        yield f"  {'places moved, mean':32}{moved.mean:>12,.0f}{quality.records / 3:>15,.0f}"
+        yield f"  {'places moved, 5 % and 95 %':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
+        if apart := quality.stored_neighbours:
+            yield f"  {'places between stored neighbours':32}{apart.found:>12,.0f}{apart.expected:>15,.0f}"
+        yield f"  {'neighbours that meet again':32}{again.found:>12.3%}{again.expected:>15.3%}"
     yield ""
     if quality:
         yield quality.sentence
@@ -272,8 +280,6 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
 
 
 def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
-    images = f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s"
-    stages = (f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items())
     memory = {
         "batches": speed.memory.ring,
         "main process": speed.memory.main_peak,
@@ -286,11 +292,13 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
     storage = speed.stats.storage
     downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {size(storage.downloaded_bytes)}"
     return {
-        "measured": f"{images}, {speed.images / speed.seconds:,.0f}/s",
+        "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s, {speed.images / speed.seconds:,.0f}/s",
         "first batch": f"after {speed.first_batch:.2f} s",
         "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
         "decoder": speed.decoder,
-        "worker, per image": ", ".join(stages),
+        "worker, per image": ", ".join(
+            f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items()
+        ),
         "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
         "consumer waiting": f"{speed.starved:.1%} for a batch",
         "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
@@ -302,39 +310,6 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
         "restarts": count_of(speed.restarts, "worker") if speed.restarts else None,
         "skipped": count_of(speed.skipped, "bad record") if speed.skipped else None,
     }
-
-
-def _load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
-    yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
-    for load in loads:
-        limit = f"{load.limit:,.0f}" if math.isfinite(load.limit) else "-"
-        yield (
-            f"  {load.name:14}{load.place:8}{load.seconds * 1e6:>10,.1f}{load.utilisation:>8.1%}"
-            f"{load.starved:>9.1%}{load.blocked:>9.1%}{limit:>17}"
-        )
-
-
-def _probe_lines(probes: Probes) -> Iterator[str]:
-    labels = {True: "fits", False: "does not fit", None: ""}
-    for run in probes.runs:
-        yield f"  {run.name:12}{labels[run.confirms]:14}{run.sentence}"
-    if probes.confirmed is not None:
-        yes = "confirm" if probes.confirmed else "do not confirm"
-        yield f"  The probes {yes} that {probes.limit} limits."
-
-
-def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
-    yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
-    yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
-    yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"
-    yield f"  {'standard deviations apart':32}{found.distance:>12,.1f}{0:>15.1f}"
-    moved, third = found.displacement, found.records / 3
-    yield f"  {'places moved, mean':32}{moved.mean:>12,.0f}{third:>15,.0f}"
-    yield f"  {'places moved, 5 % and 95 %':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
-    if apart := found.stored_neighbours:
-        yield f"  {'places between stored neighbours':32}{apart.found:>12,.0f}{apart.expected:>15,.0f}"
-    again = found.meet_again
-    yield f"  {'neighbours that meet again':32}{again.found:>12.3%}{again.expected:>15.3%}"
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:

@@ -12,22 +12,8 @@ from typing import Any, Literal
 
 import click
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER,
-    PART,
-    PATH_OR_URL,
-    SIZE,
-    Option,
-    cluster_executor,
-    cluster_option,
-    command,
-    file_option,
-    flag,
-    progress_option,
-    work_options,
-    workers_option,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import Output, columns_text, fields, json_option, next_step, say
 from shardprep.formats.conversion.convert import (
     Converted,
@@ -48,16 +34,18 @@ from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
 from shardprep.formats.transfer.publish import ConvertedTo, convert_to_url
 
-on_bad_image_option: Option = click.option(
+on_bad_image_option: options.Option = click.option(
     "--on-bad-image",
     type=click.Choice(BAD_IMAGE_POLICIES),
     default="fail",
     help="Stop and name the file, or leave it out and list it in quarantine.json.",
 )
-check_md5_option: Option = flag(
+check_md5_option: options.Option = options.flag(
     "--check-md5", "Check the MD5 of official archives first, which reads them whole."
 )
-allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of images, and record it.")
+allow_partial_option: options.Option = options.flag(
+    "--allow-partial", "Accept a wrong number of images, and record it."
+)
 
 
 @command(
@@ -66,20 +54,20 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     "convert photos shards --on-bad-image skip --decode-check",
     "convert scenes shards --pair mask=masks",
 )
-@click.argument("source", type=PATH_OR_URL)
-@click.argument("output", type=PATH_OR_URL)
+@click.argument("source", type=options.PATH_OR_URL)
+@click.argument("output", type=options.PATH_OR_URL)
 @click.option("--split", type=click.Choice(SPLITS), help="Convert only this split, directly into OUTPUT.")
 @click.option("--format", "container", type=click.Choice(CONTAINERS), default="lmdb", help="Container.")
-@click.option("--shard-size", type=SIZE, default="256MiB", help="Image bytes per shard.")
+@click.option("--shard-size", type=options.SIZE, default="256MiB", help="Image bytes per shard.")
 @click.option(
     "--order", type=click.Choice(ORDERS), default="shuffled", help="Seeded permutation, or sorted by key."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the permutation.")
-@workers_option
-@progress_option
+@options.workers
+@options.progress
 @on_bad_image_option
-@flag("--decode-check", "Also decode every image (ten times slower).")
-@flag(
+@options.flag("--decode-check", "Also decode every image (ten times slower).")
+@options.flag(
     "--crop-ready", "Re-encode JPEGs losslessly, so that training crops take 2/3 of the time; needs jpegtran."
 )
 @click.option(
@@ -93,10 +81,10 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
 )
 @check_md5_option
 @allow_partial_option
-@flag("--allow-network-fs", "Build LMDB even on a network file system.")
-@flag("--restart", "Discard the work of an interrupted conversion.")
-@flag("--follow-symlinks", "Follow symbolic links in SOURCE, even out of it.")
-@flag(
+@options.flag("--allow-network-fs", "Build LMDB even on a network file system.")
+@options.flag("--restart", "Discard the work of an interrupted conversion.")
+@options.flag("--follow-symlinks", "Follow symbolic links in SOURCE, even out of it.")
+@options.flag(
     "--skip-non-images",
     "Leave out files in folders and lists that are not images; damaged images are still errors.",
 )
@@ -107,7 +95,9 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     help="Move this fraction of each training class to val, chosen by --seed.",
 )
 @click.option(
-    "--root", type=FOLDER, help="Folder that the paths of a list are relative to.  [default: the list's]"
+    "--root",
+    type=options.FOLDER,
+    help="Folder that the paths of a list are relative to.  [default: the list's]",
 )
 @click.option("--path-column", metavar="NAME", help="Column of paths in a CSV or JSON Lines file.")
 @click.option("--label-column", metavar="NAME", help='Label column; "" for none.  [default: the usual names]')
@@ -138,17 +128,17 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
 @click.option("--coco", metavar="FILE", help="COCO instances file, relative to SOURCE.  [default: found]")
 @click.option(
     "--part",
-    type=PART,
+    type=options.PART,
     metavar="I/N",
     help="Build one of N shares of the shards, on any machine; omit --part to finish.",
 )
-@cluster_option
-@file_option(
+@options.cluster
+@options.file(
     "--scratch",
     "DIR",
     "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
-@flag("--dry-run", "Write nothing to OUTPUT; report problems, and estimate time and disk space.")
+@options.flag("--dry-run", "Write nothing to OUTPUT; report problems, and estimate time and disk space.")
 @click.option(
     "--check-images",
     type=click.Choice(("sample", "all")),
@@ -194,7 +184,7 @@ def convert(
         return Output(planned.to_json(), dry_run_lines(planned), planned.exit_code)
     if part:
         return output_of_part(convert_part(source, output, part, **arguments), part)
-    with cluster_executor(cluster) as executor:
+    with options.cluster_executor(cluster) as executor:
         return output_of(convert_source(source, output, executor=executor, **arguments), output)
 
 
@@ -213,16 +203,16 @@ def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
     "index archives indexed",
     "index archives/ILSVRC2012_img_train.tar train --split train",
 )
-@click.argument("archives", type=ANY_PATH)
-@click.argument("output", type=ANY_PATH)
+@click.argument("archives", type=options.ANY_PATH)
+@click.argument("output", type=options.ANY_PATH)
 @click.option("--split", type=click.Choice(SPLITS), help="Index only this split, directly into OUTPUT.")
-@click.option("--shard-size", type=SIZE, default="1GiB", help="Image bytes per table.")
-@workers_option
-@progress_option
+@click.option("--shard-size", type=options.SIZE, default="1GiB", help="Image bytes per table.")
+@options.workers
+@options.progress
 @on_bad_image_option
 @check_md5_option
 @allow_partial_option
-@flag("--restart", "Discard the work of an interrupted run.")
+@options.flag("--restart", "Discard the work of an interrupted run.")
 @json_option
 def index(archives: Path, output: Path, **chosen: Any) -> Output:
     """Make a dataset per split in OUTPUT whose images stay in ARCHIVES.
@@ -238,49 +228,63 @@ def index(archives: Path, output: Path, **chosen: Any) -> Output:
 
 def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:
     """Return the output of a conversion, with the next command; prints warnings and notes."""
+    lines: list[str] = []
+    splits = []
     noted: dict[str, list[str]] = {}
     for one in done:
+        manifest, is_here = one.manifest, isinstance(one, Converted)
+        place = str(one.path) if isinstance(one, Converted) else one.url
         if emptied := one.skipped.emptied:  # these classes keep their labels
-            say(f"warning: {_place_of(one)}: all images of {', '.join(emptied)} were skipped", err=True)
+            say(f"warning: {place}: all images of {', '.join(emptied)} were skipped", err=True)
         for note in one.notes:
-            noted.setdefault(note, []).append(_place_of(one))
+            noted.setdefault(note, []).append(place)
+        kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
+        shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
+        found = "is intact" if is_here else "the sizes are right"
+        state = f" (was complete, and {found})" if one.already_complete else ""
+        contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=one.has_labels)
+        lines.append(f"{place}: {contents} in {shards}{state}")
+        lines += fields(
+            {
+                "source": manifest.source["layout"],
+                "columns": columns_text(manifest.schema.kinds),
+                "skipped": f"{one.skipped}; listed in quarantine.json" if manifest.skipped else None,
+                "ignored": _ignored_text(one.ignored),
+                "partial": "the source lacks some of its images" if manifest.partial else None,
+                "content_root": manifest.content_root,
+                "root": manifest.root,
+            }
+        )
+        splits.append(
+            {
+                "path" if is_here else "url": place,
+                "split": manifest.split,
+                "layout": manifest.source["layout"],
+                "records": manifest.records,
+                "image_bytes": manifest.image_bytes,
+                "shards": len(manifest.shards),
+                "columns": manifest.schema.kinds,
+                "skipped": manifest.skipped,
+                "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
+                "emptied_classes": list(one.skipped.emptied),
+                "partial": manifest.partial,
+                "ignored": dict(one.ignored),
+                "notes": list(one.notes),
+                "already_complete": one.already_complete,
+                "has_images": manifest.has_images,
+                "has_labels": one.has_labels,
+                "content_root": manifest.content_root,
+                "root": manifest.root,
+            }
+        )
     for note, places in noted.items():
         say(f"note: {', '.join(places)}: {note}", err=True)
-    lines = [line for one in done for line in _converted_lines(one)]
     if isinstance(output, str):
         lines.append(next_step("fetch", output, "COPY"))
     else:
         was_complete = all(one.already_complete for one in done)
         lines.append(next_step("bench-loader" if was_complete else "verify", output))
-    return Output({"splits": [_converted_json(one) for one in done]}, lines)
-
-
-def _place_of(done: Converted | ConvertedTo) -> str:
-    return done.url if isinstance(done, ConvertedTo) else str(done.path)
-
-
-def _converted_json(done: Converted | ConvertedTo) -> dict[str, Any]:
-    manifest = done.manifest
-    return {
-        "url" if isinstance(done, ConvertedTo) else "path": _place_of(done),
-        "split": manifest.split,
-        "layout": manifest.source["layout"],
-        "records": manifest.records,
-        "image_bytes": manifest.image_bytes,
-        "shards": len(manifest.shards),
-        "columns": manifest.schema.kinds,
-        "skipped": manifest.skipped,
-        "skipped_causes": [asdict(cause) for cause in done.skipped.causes],
-        "emptied_classes": list(done.skipped.emptied),
-        "partial": manifest.partial,
-        "ignored": dict(done.ignored),
-        "notes": list(done.notes),
-        "already_complete": done.already_complete,
-        "has_images": manifest.has_images,
-        "has_labels": done.has_labels,
-        "content_root": manifest.content_root,
-        "root": manifest.root,
-    }
+    return Output({"splits": splits}, lines)
 
 
 def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
@@ -289,34 +293,13 @@ def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has
     return ", ".join(parts + [size(split.image_bytes)] * split.has_images)
 
 
-def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
-    manifest = done.manifest
-    kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
-    shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
-    found = "is intact" if isinstance(done, Converted) else "the sizes are right"
-    state = f" (was complete, and {found})" if done.already_complete else ""
-    contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=done.has_labels)
-    yield f"{_place_of(done)}: {contents} in {shards}{state}"
-    yield from fields(
-        {
-            "source": manifest.source["layout"],
-            "columns": columns_text(manifest.schema.kinds),
-            "skipped": f"{done.skipped}; listed in quarantine.json" if manifest.skipped else None,
-            "ignored": _ignored_text(done.ignored),
-            "partial": "the source lacks some of its images" if manifest.partial else None,
-            "content_root": manifest.content_root,
-            "root": manifest.root,
-        }
-    )
-
-
 def _ignored_text(ignored: Mapping[str, int]) -> str | None:
     return ", ".join(f"{name}: {number}" for name, number in sorted(ignored.items())) or None
 
 
 def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
     number, of = part
-    lines = []
+    lines, splits = [], []
     for one in built:
         state = " (was complete)" if one.already_complete else ""
         records = records_of(one.records, has_images=one.has_images, has_labels=one.has_labels)
@@ -326,29 +309,28 @@ def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Out
         )
         missing = f"{one.missing:,} of {count_of(one.total, 'shard')}"
         lines += fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
+        splits.append(
+            {
+                "path": str(one.path),
+                "split": one.split,
+                "shards": list(one.shards),
+                "records": one.records,
+                "file_bytes": one.file_bytes,
+                "total_shards": one.total,
+                "missing_shards": one.missing,
+                "skipped": one.skipped.count,
+                "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
+                "already_complete": one.already_complete,
+                "has_images": one.has_images,
+                "has_labels": one.has_labels,
+            }
+        )
     if all(one.already_complete for one in built):
         lines.append("the conversion is finished")
     else:
         ends = "all parts have ended" if any(one.missing for one in built) else "no part is running"
         lines.append(f"next: when {ends}, run the same command without --part to finish")
-    return Output({"part": number, "parts": of, "splits": [_part_json(one) for one in built]}, lines)
-
-
-def _part_json(one: ConvertedPart) -> dict[str, Any]:
-    return {
-        "path": str(one.path),
-        "split": one.split,
-        "shards": list(one.shards),
-        "records": one.records,
-        "file_bytes": one.file_bytes,
-        "total_shards": one.total,
-        "missing_shards": one.missing,
-        "skipped": one.skipped.count,
-        "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
-        "already_complete": one.already_complete,
-        "has_images": one.has_images,
-        "has_labels": one.has_labels,
-    }
+    return Output({"part": number, "parts": of, "splits": splits}, lines)
 
 
 def dry_run_lines(planned: DryRun) -> Iterator[str]:
@@ -393,7 +375,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     "join shards/train --column mask=masks/train",
     "join shards/train --column age=ages.npy --column caption:text=captions.csv",
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=options.FOLDER)
 @click.option(
     "--column",
     "columns",
@@ -402,7 +384,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     metavar="NAME[:KIND]=FROM",
     help="FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
 )
-@work_options
+@options.work
 def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
     """Add columns to DATASET without rewriting its files.
 

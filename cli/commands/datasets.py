@@ -10,23 +10,8 @@ from typing import Any
 import click
 
 from shardprep.cli.commands.report import file_of
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER,
-    FOLDER_OR_URL,
-    PATH_OR_URL,
-    SIZE,
-    cache_options,
-    check_replaced,
-    cluster_executor,
-    cluster_option,
-    command,
-    file_option,
-    flag,
-    output_options,
-    work_options,
-    workers_option,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import Output, each_dataset, fields, json_option, next_step
 from shardprep.formats.errors import printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
@@ -55,17 +40,17 @@ from shardprep.formats.verification.verify import LEVELS, verify as verify_datas
     "inspect s3://bucket/train --cache /nvme/cache",
     "inspect shards/train --classes --html report.html",
 )
-@click.argument("dataset", type=FOLDER_OR_URL)
-@flag("--classes", "Also list the classes: label, images, name, words.")
-@file_option("--html", "FILE", "Also write the page of prep report.")
-@cache_options
+@click.argument("dataset", type=options.FOLDER_OR_URL)
+@options.flag("--classes", "Also list the classes: label, images, name, words.")
+@options.file("--html", "FILE", "Also write the page of prep report.")
+@options.cache
 @json_option
 def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any) -> Output:
     """Summarise DATASET, each split in that folder, or each part of a collection.
 
     The summary has counts, bytes, classes, sizes, oddities, order and roots.
     """
-    check_replaced(html)
+    options.check_replaced(html)
     if html and isinstance(dataset, str):
         raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
     if html and is_collection(dataset):
@@ -113,13 +98,32 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
     if summary.archive is not None:
         on_disk = f"in place in {printable(summary.archive)}, with {size(summary.disk_bytes)} of tables"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
+    images: dict[str, str | None] = {"images": "none"}
+    if summary.has_images:
+        pixels = summary.images
+        largest = max(pixels["width"][3], pixels["height"][3])
+        images = {
+            "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side {largest}",
+            "image bytes": _spread(pixels["length"]),
+            "kinds": _counts(summary.kinds),
+            "oddities": _counts(summary.oddities),
+            "crop-ready": _crop_ready(summary),
+        }
+    shuffled = f"shuffled, seed {summary.seed}"
+    orders = {
+        "shuffled": shuffled,
+        GIVEN_SHUFFLED: shuffled,
+        GIVEN: "in the order the items were given",
+        "archive": "in the order of the archive",
+    }
+    by_class = " (sorted by class; shuffle it for training)" if summary.class_sorted else ""
     yield from fields(
         {
             "classes": present if is_labelled else "none: the split has no labels",
             "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + on_disk,
-            **(_image_fields(summary) if summary.has_images else {"images": "none"}),
+            **images,
             **{f"column {column.name}": _column_text(column) for column in summary.columns},
-            "order": _order_text(summary),
+            "order": orders.get(summary.order, "by key") + by_class,
             "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
             "source": summary.source + (", partial" if summary.partial else ""),
             "official MD5": ", ".join(checked) or None,
@@ -136,18 +140,6 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
             yield row.rstrip()
     if page:
         yield f"page: {page}"
-
-
-def _image_fields(summary: Summary) -> dict[str, str | None]:
-    pixels = summary.images
-    largest = max(pixels["width"][3], pixels["height"][3])
-    return {
-        "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side {largest}",
-        "image bytes": _spread(pixels["length"]),
-        "kinds": _counts(summary.kinds),
-        "oddities": _counts(summary.oddities),
-        "crop-ready": _crop_ready(summary),
-    }
 
 
 def _spread(lengths: Sequence[int]) -> str:
@@ -184,35 +176,23 @@ def _column_text(column: ColumnSummary) -> str:
     return ", ".join(parts)
 
 
-def _order_text(summary: Summary) -> str:
-    shuffled = f"shuffled, seed {summary.seed}"
-    orders = {
-        "shuffled": shuffled,
-        GIVEN_SHUFFLED: shuffled,
-        GIVEN: "in the order the items were given",
-        "archive": "in the order of the archive",
-    }
-    sorted_ = " (sorted by class; shuffle it for training)" if summary.class_sorted else ""
-    return orders.get(summary.order, "by key") + sorted_
-
-
 @command(
     "Check that datasets are complete and intact.",
     "verify shards",
     "verify shards/train --level decode --workers 4",
     "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
-@click.argument("dataset", type=FOLDER_OR_URL)
+@click.argument("dataset", type=options.FOLDER_OR_URL)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
     default="full",
     help="How much to check; each level includes the one before it (see above).",
 )
-@workers_option
-@cluster_option
-@cache_options
-@output_options
+@options.workers
+@options.cluster
+@options.cache
+@options.output
 def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
     """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
@@ -227,7 +207,7 @@ def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
     the source or changes anything. The files at a URL are read through the cache, which can be
     smaller than the dataset; extra files there are not reported.
     """
-    with cluster_executor(cluster) as executor:
+    with options.cluster_executor(cluster) as executor:
 
         def verified(place: Path | str) -> Output:
             report = verify_dataset(place, executor=executor, **chosen)
@@ -248,15 +228,15 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
 
 
 def _report_lines(report: Report) -> Iterator[str]:
-    kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
-    for kind, findings in kinds.items():
+    found = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
+    for kind, findings in found.items():
         for finding in findings:
             yield f"{kind}: {finding}"
     manifest = report.manifest
     if report.exit_code or manifest is None:
-        found = count_of(len(report.findings), "finding")
+        number = count_of(len(report.findings), "finding")
         unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
-        yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
+        yield f"{report.location}: NOT intact: {number}{unread} (level {report.level})"
         return
     word = "complete" if report.level == "quick" else "intact"
     images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
@@ -295,32 +275,30 @@ def _next_step_for(report: Report) -> str:
     "repair shards/train --source archives --workers 4",
     "repair shards --source s3://bucket/shards",
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=options.FOLDER)
 @click.option(
     "--source",
-    type=PATH_OR_URL,
+    type=options.PATH_OR_URL,
     required=True,
     help="The source it was converted from, or the URL of a copy.",
 )
-@click.option("--root", type=FOLDER, help="Folder that the paths of a list are relative to.")
-@workers_option
-@cluster_option
-@output_options
+@click.option("--root", type=options.FOLDER, help="Folder that the paths of a list are relative to.")
+@options.workers
+@options.cluster
+@options.output
 def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
     """Restore exactly the damaged or missing files of DATASET, or of each split in that folder.
 
     They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
     The root stays the same.
     """
-    with cluster_executor(cluster) as executor:
+    with options.cluster_executor(cluster) as executor:
 
         def repaired(place: Path) -> Output:
             report = repair_dataset(place, executor=executor, **chosen)
-            rebuilt = [f"rebuilt: {name}" for name in report.rebuilt] or [
-                f"{report.dataset}: nothing to rebuild"
-            ]
-            found = report.to_json() | {"rebuilt": report.rebuilt}
-            return Output(found, [*rebuilt, *_report_lines(report)], report.exit_code, report)
+            rebuilt = [f"rebuilt: {name}" for name in report.rebuilt]
+            lines = [*(rebuilt or [f"{report.dataset}: nothing to rebuild"]), *_report_lines(report)]
+            return Output(report.to_json() | {"rebuilt": report.rebuilt}, lines, report.exit_code, report)
 
         def summary_of_all(reports: Mapping[str, Report]) -> str:
             rebuilt = sum(len(report.rebuilt) for report in reports.values())
@@ -334,8 +312,8 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
     "collect all shards/train shards/val",
     "collect all shards/train shards/val --json",
 )
-@click.argument("out", type=ANY_PATH)
-@click.argument("parts", type=FOLDER, nargs=-1, required=True)
+@click.argument("out", type=options.ANY_PATH)
+@click.argument("parts", type=options.FOLDER, nargs=-1, required=True)
 @json_option
 def collect(out: Path, parts: tuple[Path, ...]) -> Output:
     """Make a collection of the datasets PARTS, in this order, in the folder OUT.
@@ -360,11 +338,13 @@ def collect(out: Path, parts: tuple[Path, ...]) -> Output:
     "export shards tars --to webdataset --shard-size 1GB",
     "export shards/train images --to folders",
 )
-@click.argument("dataset", type=FOLDER)
-@click.argument("output", type=ANY_PATH)
+@click.argument("dataset", type=options.FOLDER)
+@click.argument("output", type=options.ANY_PATH)
 @click.option("--to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
-@click.option("--shard-size", type=SIZE, default="256MiB", help="Bytes of images and columns per file.")
-@work_options
+@click.option(
+    "--shard-size", type=options.SIZE, default="256MiB", help="Bytes of images and columns per file."
+)
+@options.work
 def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
     """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, command, output_options
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import Output, fields, say
 from shardprep.formats.runtime.progress import count_of, size
 from shardprep.formats.sources.sample import make_sample
@@ -28,7 +29,7 @@ STEPS = (
 
 
 @command("Show every step on a miniature dataset, in seconds.", "demo", "demo tryout")
-@click.argument("folder", type=ANY_PATH, required=False)
+@click.argument("folder", type=options.ANY_PATH, required=False)
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None) -> None:
     """Make a miniature ILSVRC12, convert it, verify it, inspect it and load it, showing each step.
@@ -92,13 +93,13 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     "sample archives",
     "sample small --classes 4 --train-per-class 6 --val 10 --test 3",
 )
-@click.argument("output", type=ANY_PATH)
+@click.argument("output", type=options.ANY_PATH)
 @click.option("--classes", default=10, help="Classes, 1 to 1000.")
 @click.option("--train-per-class", default=30, help="Training images of each class.")
 @click.option("--val", default=100, help="Validation images.")
 @click.option("--test", default=20, help="Test images (unlabelled).")
 @click.option("--seed", default=0, help="Another seed gives other classes and crops.")
-@output_options
+@options.output
 def sample(output: Path, **chosen: Any) -> Output:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed like the real one.
 

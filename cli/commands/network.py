@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER,
-    LOADER_OPTIONS,
-    Parsed,
-    command,
-    file_option,
-    flag,
-    output_options,
-    together,
-    transfer_options,
-    transform_of,
-    work_options,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import CommandProgress, Output, fields, json_option, next_step
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.progress import count_of, records_of, size
@@ -57,15 +45,15 @@ def _shard_numbers(text: str) -> list[int]:
     "fetch https://host/shards/train train --shards 0-9",
 )
 @click.argument("url")
-@click.argument("folder", type=ANY_PATH)
+@click.argument("folder", type=options.ANY_PATH)
 @click.option(
     "--shards",
-    type=Parsed("shards", _shard_numbers),
+    type=options.Parsed("shards", _shard_numbers),
     metavar="NUMBERS",
     help="Fetch only these shards, such as 0-9 or 3,5,7.",
 )
-@transfer_options(at_once=8, timeout_s=30, without="a byte")
-@output_options
+@options.transfer(at_once=8, timeout_s=30, without="a byte")
+@options.output
 def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
@@ -122,9 +110,9 @@ def _copied(
     "keygen data1 --force",
     "keygen team --signing",
 )
-@click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
-@flag("--force", "Replace the pair of that name; the other machines then need the new public key.")
-@flag("--signing", "Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem.")
+@click.argument("name", type=options.ANY_PATH, metavar="NAME_OR_PATH")
+@options.flag("--force", "Replace the pair of that name; the other machines then need the new public key.")
+@options.flag("--signing", "Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem.")
 @json_option
 def keygen(name: Path, force: bool, signing: bool) -> Output:
     """Make a key pair: NAME.key_secret, which stays on this machine, and NAME.key for the others.
@@ -161,10 +149,10 @@ def keygen(name: Path, force: bool, signing: bool) -> Output:
     "publish shards s3://bucket/shards",
     "publish shards/train gs://bucket/shards/train --at-once 8",
 )
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=options.FOLDER)
 @click.argument("url")
-@transfer_options(at_once=4, timeout_s=120, without="an answer")
-@output_options
+@options.transfer(at_once=4, timeout_s=120, without="an answer")
+@options.output
 def publish(folder: Path, url: str, **chosen: Any) -> Output:
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
 
@@ -187,18 +175,20 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
     "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
 )
-@click.argument("dataset", type=FOLDER)
+@click.argument("dataset", type=options.FOLDER)
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
-@together(*LOADER_OPTIONS)
+@options.together(*options.LOADER)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order and crops.")
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
-@file_option("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
-@file_option("--receiver", "NAME.key", "The training machine's public key.")
+@options.file("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
+@options.file("--receiver", "NAME.key", "The training machine's public key.")
 @click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
 @click.option("--ahead", type=click.IntRange(min=1), default=12, help="Number of steps to lease at a time.")
 @click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
-@flag("--insecure-plaintext", "Use no keys on a network: any machine on it can read and change everything.")
-@work_options
+@options.flag(
+    "--insecure-plaintext", "Use no keys on a network: any machine on it can read and change everything."
+)
+@options.work
 def serve(
     dataset: Path,
     endpoint: str,
@@ -230,7 +220,7 @@ def serve(
     with (
         Loader(
             dataset,
-            transform=transform_of(transform, pixels),
+            transform=options.transform_of(transform, pixels),
             workers="auto" if workers is None else workers,
             rank=0,
             world_size=1,

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER,
-    LOADER_OPTIONS,
-    check_replaced,
-    command,
-    file_option,
-    flag,
-    output_options,
-    together,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import CommandProgress, Output, fields, json_option
 from shardprep.cli.console.runs import (
     TRANSFORM_NAME,
@@ -59,9 +50,9 @@ COUNT = click.IntRange(min=0)
     "replay shards/train --state checkpoint.json --records",
     "replay shards/train --diff monday.json tuesday.json",
 )
-@click.argument("dataset", type=FOLDER)
-@file_option("--card", "FILE", "Run card, from loader.card().save.")
-@file_option(
+@click.argument("dataset", type=options.FOLDER)
+@options.file("--card", "FILE", "Run card, from loader.card().save.")
+@options.file(
     "--state", "FILE", "State of the loader as JSON, or the run's log; its last step is the default."
 )
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
@@ -88,7 +79,7 @@ COUNT = click.IntRange(min=0)
     metavar="NAME",
     help="train, eval, none, or package.module:name.",
 )
-@together(*LOADER_OPTIONS[1:])
+@options.together(*options.LOADER[1:])
 @click.option("--seed", type=COUNT, default=0, help="Seed of the order and crops.")
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
@@ -97,14 +88,18 @@ COUNT = click.IntRange(min=0)
 @click.option(
     "--gaps", type=click.Choice(("close", "keep")), default="close", help="With --without: the run's gaps."
 )
-@flag("--records", "List all records of the step, not only the first ten.", name="listed")
-@file_option("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
+@options.flag("--records", "List all records of the step, not only the first ten.", name="listed")
+@options.file("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
 @click.option(
-    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards, states or logs."
+    "--diff",
+    nargs=2,
+    type=options.ANY_PATH,
+    metavar="A B",
+    help="Compare two runs by their cards, states or logs.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
-@flag("--pixels", "With --diff: reproduce the batches, and compare their values.", name="by_pixels")
-@output_options
+@options.flag("--pixels", "With --diff: reproduce the batches, and compare their values.", name="by_pixels")
+@options.output
 def replay(
     dataset: Path,
     listed: bool,
@@ -129,18 +124,18 @@ def replay(
     typed = typed_options()
     if "gaps" in typed and "without" not in typed:
         raise click.UsageError("--gaps is only for --without; omit it")
-    options = RunOptions(dataset, run, typed & run.keys())
+    run_options = RunOptions(dataset, run, typed & run.keys())
     if diff:
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
-        return compare_runs(options, diff, epochs, progress, by_pixels=by_pixels)
+        return compare_runs(run_options, diff, epochs, progress, by_pixels=by_pixels)
     refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
     if sheet:  # fail before the work rather than after it
         check_suffix(sheet)
-    check_replaced(sheet)
+    options.check_replaced(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
     last = recorded.last_of(run["epoch"], run["start"]) if recorded else None  # gives the defaults
-    with options.loader(recorded.card_of(last) if recorded else None) as loader:
+    with run_options.loader(recorded.card_of(last) if recorded else None) as loader:
         epoch, step, start = (run[name] for name in ("epoch", "step", "start"))
         if epoch is None:
             epoch = last.receipt.epoch if last else 0
@@ -199,7 +194,6 @@ def _replayed_lines(
 
 
 def _crop(part: ShownPart | None) -> str:
-    """Return a crop as WIDTHxHEIGHT+X+Y."""
     if part is None:
         return "-"
     x, y, width, height = (f"{side:.6g}" for side in part[:4])
@@ -223,7 +217,12 @@ def _text(form: dict[str, Any]) -> str:
 
 
 def compare_runs(
-    options: RunOptions, files: tuple[Path, Path], epochs: int, progress: CommandProgress, *, by_pixels: bool
+    run_options: RunOptions,
+    files: tuple[Path, Path],
+    epochs: int,
+    progress: CommandProgress,
+    *,
+    by_pixels: bool,
 ) -> Output:
     """Return where two runs diverge, which of their settings differ, and how their orders do."""
     # start-up time: OpenCV
@@ -236,7 +235,7 @@ def compare_runs(
     differing = differences(*cards)
     parting, order = parting_of_datasets(*cards), None
     if parting is None:
-        make = options.loader if by_pixels else options.ordering_loader
+        make = run_options.loader if by_pixels else run_options.ordering_loader
         with make(cards[0]) as one, make(cards[1]) as other:
             both = list(zip((one, other), runs, strict=True))
             first, second = (
@@ -305,11 +304,11 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
     "prove shards/train rank-*.jsonl --save run.jsonl --key trainer.pem",
     "prove shards/train run.jsonl --signed-by trainer.pub.pem --json",
 )
-@click.argument("dataset", type=FOLDER)
-@click.argument("logs", type=ANY_PATH, nargs=-1, required=True, metavar="LOG...")
-@file_option("--signed-by", "KEY.pub.pem", "Refuse a LOG without its signature.")
-@file_option("--save", "FILE", "Write everything that is proven as one log.")
-@file_option("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
+@click.argument("dataset", type=options.FOLDER)
+@click.argument("logs", type=options.ANY_PATH, nargs=-1, required=True, metavar="LOG...")
+@options.file("--signed-by", "KEY.pub.pem", "Refuse a LOG without its signature.")
+@options.file("--save", "FILE", "Write everything that is proven as one log.")
+@options.file("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
 @chosen_options
 @json_option
 def prove(
@@ -330,6 +329,6 @@ def prove(
 
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
-    check_replaced(save)
+    options.check_replaced(save)
     found = prove_run(dataset, logs, save=save, key=key, **chosen, **chosen_in(subset, without))
     return Output(found.to_json(), found.statement.splitlines())

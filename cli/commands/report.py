@@ -8,17 +8,8 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    FOLDER,
-    Parsed,
-    check_replaced,
-    command,
-    file_option,
-    flag,
-    together,
-    work_options,
-)
+from shardprep.cli.console import options
+from shardprep.cli.console.options import command
 from shardprep.cli.console.output import Output, each_dataset
 from shardprep.cli.console.runs import RunOptions, chosen_options, refuse_typed, typed_options
 from shardprep.formats.errors import printable
@@ -40,10 +31,14 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
     "report shards/train --pixels all --class n01440764 --json",
     "report --run stats.json --disk profile.json -o run.html",
 )
-@click.argument("dataset", type=FOLDER, required=False)
-@click.option("-o", "--output", type=ANY_PATH, default="report.html", help="Page to write or replace.")
+@click.argument("dataset", type=options.FOLDER, required=False)
 @click.option(
-    "--against", type=FOLDER, help="Compare with this dataset: shared images, and the balance of classes."
+    "-o", "--output", type=options.ANY_PATH, default="report.html", help="Page to write or replace."
+)
+@click.option(
+    "--against",
+    type=options.FOLDER,
+    help="Compare with this dataset: shared images, and the balance of classes.",
 )
 @click.option(
     "--pixels",
@@ -56,17 +51,17 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
 )
 @click.option("--record", metavar="KEY", help="Show the hashes that link this record to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
-@file_option(
+@options.file(
     "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
 )
-@file_option(
+@options.file(
     "--run",
     "STATS.json",
     "In place of a dataset: the stats of a run, or the output of prep bench-loader --json.",
 )
-@file_option("--trace", "FILE.json", "With --run: a trace, shown as a timeline.")
-@file_option("--disk", "PROFILE.json", "With --run: a disk profile from prep bench-disk --save.")
-@work_options
+@options.file("--trace", "FILE.json", "With --run: a trace, shown as a timeline.")
+@options.file("--disk", "PROFILE.json", "With --run: a disk profile from prep bench-disk --save.")
+@options.work
 def report(
     dataset: Path | None,
     output: Path,
@@ -83,8 +78,8 @@ def report(
     file, which loads nothing and runs no scripts. In a folder of splits, each split gets a page, such as
     report-train.html.
     """
-    check_replaced(output)
-    check_replaced(save_findings)
+    options.check_replaced(output)
+    options.check_replaced(save_findings)
     if run and dataset is None:
         refuse_typed(OF_A_DATASET, typed_options(), "for a DATASET, not for a run")
         return report_run(run, output, trace=trace, disk=disk)
@@ -144,7 +139,7 @@ def _limit(text: str) -> Limit:
         raise ValueError(f"{text!r} is neither a number of records nor a share of them") from None
 
 
-LIMIT = Parsed("number", _limit)
+LIMIT = options.Parsed("number", _limit)
 NAMED_LIMITS = {
     "leaks": "Images equal or similar to one in the --against dataset.  [default: 0 with --against]",
     "duplicates": "Images with the same bytes as an earlier one.",
@@ -152,7 +147,7 @@ NAMED_LIMITS = {
     "similar": "Images that look like an earlier one.",
     "damaged": "Images that cannot be read or decoded.  [default: 0]",
 }
-limit_options = together(
+limit_options = options.together(
     *(
         click.option(f"--max-{name}", type=LIMIT, metavar="N", help=words)
         for name, words in NAMED_LIMITS.items()
@@ -175,10 +170,10 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     "gate shards/train --against shards/val --max-leaks 0 --max-duplicates 0.001",
     "gate shards/train --limits gate.toml --junit gate.xml",
 )
-@click.argument("dataset", type=FOLDER)
-@click.option("--against", type=FOLDER, help="A dataset whose images must not be in this one.")
+@click.argument("dataset", type=options.FOLDER)
+@click.option("--against", type=options.FOLDER, help="A dataset whose images must not be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
-@flag("--canaries", "Fail if this machine decodes images to different pixels.")
+@options.flag("--canaries", "Fail if this machine decodes images to different pixels.")
 @limit_options
 @click.option(
     "--max",
@@ -188,15 +183,15 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     callback=_named_limit,
     help="A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
 )
-@file_option("--limits", "FILE.toml", "A root, and a table [max].", name="file")
-@file_option("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")
+@options.file("--limits", "FILE.toml", "A root, and a table [max].", name="file")
+@options.file("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")
 @click.option(
     "--pixels",
     type=click.Choice(PIXELS[1:]),
     default="all",
     help="Which images are read, if a limit needs them; a sample is up to 4,096.",
 )
-@work_options
+@options.work
 def gate(
     dataset: Path,
     against: Path | None,
@@ -211,7 +206,7 @@ def gate(
     N is a number of records, or below 1 a share of them, such as 0.001. A limit on the command line replaces
     that of the file.
     """
-    check_replaced(junit)
+    options.check_replaced(junit)
     file_root, limits = read_limits(file) if file else (None, {})
     named = {name: chosen.pop(f"max_{name}") for name in NAMED_LIMITS}
     typed = {name: limit for name, limit in named.items() if limit is not None}
@@ -247,18 +242,18 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
     "find shards/train photo.jpg",
     "find shards/train *.jpg --near --hashes train.hashes --run run.jsonl",
 )
-@click.argument("dataset", type=FOLDER)
-@click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
-@flag("--near", "Also find images that were scaled or compressed again; reads all images.")
-@file_option("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
-@file_option("--run", "FILE", "The log, card or state of a run: also list when it saw the pictures.")
+@click.argument("dataset", type=options.FOLDER)
+@click.argument("images", type=options.ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
+@options.flag("--near", "Also find images that were scaled or compressed again; reads all images.")
+@options.file("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
+@options.file("--run", "FILE", "The log, card or state of a run: also list when it saw the pictures.")
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
     help="With --run: how many epochs it had.  [default: those of the log or state, or 1]",
 )
 @chosen_options
-@work_options
+@options.work
 def find(
     dataset: Path,
     images: tuple[Path, ...],
@@ -279,7 +274,7 @@ def find(
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
     if run is None:
         refuse_typed(("epochs", "subset", "without"), typed_options(), "it is only for --run")
-    check_replaced(hashes)
+    options.check_replaced(hashes)
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
     log, order = None, None
@@ -288,8 +283,8 @@ def find(
 
         log = RunLog.load(run)
         epochs = epochs or log.count_epochs()
-        options = RunOptions(dataset, {"subset": subset, "without": without}, set())
-        with options.ordering_loader(log.card) as loader:
+        run_options = RunOptions(dataset, {"subset": subset, "without": without}, set())
+        with run_options.ordering_loader(log.card) as loader:
             order = loader.order_of()
 
     def searched(place: Path) -> Output:

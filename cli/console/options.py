@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -108,28 +108,22 @@ def flag(option: str, words: str, *, name: str | None = None) -> Option:
     return click.option(option, *([name] if name else []), is_flag=True, help=words)
 
 
-def file_option(option: str, metavar: str, words: str, *, name: str | None = None) -> Option:
+def file(option: str, metavar: str, words: str, *, name: str | None = None) -> Option:
     """Return an option for a path, which need not exist; see :func:`flag` for ``words`` and ``name``."""
     return click.option(option, *([name] if name else []), type=ANY_PATH, metavar=metavar, help=words)
 
 
 def together(*options: Option) -> Option:
     """Return these options as one, in this order."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-workers_option: Option = click.option(
+workers: Option = click.option(
     "--workers",
     type=click.IntRange(0, MOST_WORKERS),
     help="Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
 )
-LOADER_OPTIONS: tuple[Option, ...] = (
+LOADER: tuple[Option, ...] = (
     click.option(
         "--transform",
         type=click.Choice(("train", "eval", "none")),
@@ -149,7 +143,7 @@ LOADER_OPTIONS: tuple[Option, ...] = (
 """The options ``transform``, ``pixels``, ``batch_size`` and ``shuffle``."""
 
 
-def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def progress(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--progress`` and ``--quiet`` to a command, which gets a CommandProgress as ``progress``."""
 
     @click.option(
@@ -167,8 +161,8 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_progress
 
 
-cache_options = together(
-    file_option(
+cache = together(
+    file(
         "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
     ),
     click.option(
@@ -178,11 +172,11 @@ cache_options = together(
     ),
 )
 """The options ``cache``, which a URL needs, and ``cache_limit``; a folder takes neither."""
-output_options = together(progress_option, json_option)
-work_options = together(workers_option, output_options)
+output = together(progress, json_option)
+work = together(workers, output)
 
 
-def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
+def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
     """Return ``--at-once``, ``--retries`` and ``--timeout``, the time ``without`` progress of a request."""
     return together(
         click.option(
@@ -236,7 +230,7 @@ CONNECT_TIMEOUT_S = 10
 CLOSE_TIMEOUT_S = 2
 PORTS = dict.fromkeys(("tcp", "tls", "ws", "wss", "ucx"), 0) | {"ray": 10001}  # defaults; Dask has none
 
-cluster_option: Option = click.option(
+cluster: Option = click.option(
     "--cluster",
     metavar="ADDRESS",
     help=(

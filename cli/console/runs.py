@@ -14,7 +14,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from shardprep.cli.console.options import Parsed, file_option, together, transform_of
+from shardprep.cli.console import options
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import MissingExtra
 from shardprep.formats.runtime.files import foreign_file, open_regular
@@ -38,7 +38,7 @@ def _transform_name(text: str) -> str:
     return text
 
 
-TRANSFORM_NAME = Parsed("transform", _transform_name)
+TRANSFORM_NAME = options.Parsed("transform", _transform_name)
 """One of NAMED, or the import path of a transform: "my.module:name"."""
 
 
@@ -119,7 +119,7 @@ class RunOptions:
         """Return the transform that was named; modules in the current folder are found, too."""
         text: str = self.values["transform"]
         if text in NAMED:
-            return transform_of(text, self.values["pixels"])
+            return options.transform_of(text, self.values["pixels"])
         module, _, name = text.partition(":")
         here = str(Path.cwd())
         sys.path.insert(0, here)
@@ -145,9 +145,9 @@ def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
     return found
 
 
-chosen_options = together(
-    file_option("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask."),
-    file_option(
+chosen_options = options.together(
+    options.file("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask."),
+    options.file(
         "--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask."
     ),
 )
