@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from itertools import chain
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.runtime.files import PASSING, reason_of
@@ -114,14 +113,12 @@ MAX_CHUNKS = 1 << 16  # of a WebP; photographs have dozens, an animation one per
 NONE = ImageFlag(0)
 
 
-def not_decoded(what: str) -> BadImage:
-    """Return the error for an image that OpenCV refuses."""
-    return BadImage(f"{what}, which OpenCV does not decode{CONVERT_IT}")
+def not_decoded(what: str) -> str:
+    return f"{what}, which OpenCV does not decode{CONVERT_IT}"
 
 
-def decoded_wrongly(what: str) -> BadImage:
-    """Return the error for an image that OpenCV decodes to wrong pixels."""
-    return BadImage(f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}")
+def decoded_wrongly(what: str) -> str:
+    return f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}"
 
 
 def _trailing(end: int, image: bytes) -> ImageFlag:
@@ -134,7 +131,6 @@ _STILL = frozenset([b"VP8 ", b"VP8L"])
 
 
 def read_webp(image: bytes) -> ImageInfo:
-    """Return the properties of a WebP. Raises BadImage unless its chunks fit, and it has an image."""
     if image[8:12] != b"WEBP":
         raise BadImage(f"not an image (a RIFF file of the kind {image[8:12].decode('latin-1')!r})")
     at, end, first = 12, 8 + int.from_bytes(image[4:8], "little"), image[12:16]
@@ -196,17 +192,13 @@ def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
     except BadImage as error:
         if error.message.startswith("too large"):
             raise
-        raise not_decoded(f"a truncated, damaged or unusual {kind_of(flags)}") from error
+        raise BadImage(not_decoded(f"a truncated, damaged or unusual {kind_of(flags)}")) from error
     finally:
         log.setLogLevel(level)
     return ImageInfo(width, height, components or channels, flags)
 
 
-GIF_SIGNATURES = (b"GIF87a", b"GIF89a")
-
-
 def read_gif(image: bytes) -> ImageInfo:
-    """Return the properties of a GIF. Raises BadImage unless it decodes."""
     from shardprep.formats.images.decode import has_second_frame  # start-up time: OpenCV
 
     flags = ImageFlag.GIF | (NONE if image.endswith(b";") else ImageFlag.TRAILING_BYTES)
@@ -217,20 +209,18 @@ def read_gif(image: bytes) -> ImageInfo:
     return replace(info, flags=flags | ImageFlag.SEVERAL) if has_second_frame(image) else info
 
 
-BMP_SIGNATURE = b"BM"
 _CORE = 12  # bytes of the oldest header
 _RLE8, _RLE4, _MASKS = 1, 2, 3
 _USUAL_MASKS = {16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)), 32: ((0xFF0000, 0xFF00, 0xFF),)}
 
 
 def read_bmp(image: bytes) -> ImageInfo:
-    """Return the properties of a BMP. Raises BadImage unless it decodes to its pixels."""
     size, start, header = struct.unpack_from("<I4xII", image, 2)
     depth, packing, packed = image[24] if len(image) > 24 else 0, 0, 0
     if header != _CORE:
         depth, packing, packed = struct.unpack_from("<HII", image, 28)
     if packing == _MASKS and struct.unpack_from("<3I", image, 54) not in _USUAL_MASKS.get(depth, ()):
-        raise decoded_wrongly("a BMP of unusual colour masks")
+        raise BadImage(decoded_wrongly("a BMP of unusual colour masks"))
     components, colours = 0, image[26 : 26 + 3 * (1 << min(depth, 8))]
     if header == _CORE:  # which OpenCV decodes to one channel unless colour is requested
         components = 1 if depth <= 8 and colours[::3] == colours[1::3] == colours[2::3] else 3
@@ -242,19 +232,17 @@ def read_bmp(image: bytes) -> ImageInfo:
     return replace(info, flags=info.flags | _trailing(max(end, size), image))
 
 
-NETPBM_SIGNATURES = tuple(f"P{form}{blank}".encode() for form in range(1, 7) for blank in " \t\r\n#")
 _NUMBER = rb"(?:\s|#[^\r\n]*+[\r\n])++(\d{1,9})"  # after blanks and comments
 _NETPBM = re.compile(rb"(?:P[14]%b|P[2356]%b)(?=[\s#])" % (_NUMBER * 2, _NUMBER * 3))
 
 
 def read_netpbm(image: bytes) -> ImageInfo:
-    """Return the properties of a PBM, PGM or PPM. Raises BadImage unless it decodes to its pixels."""
     header = _NETPBM.match(image)
     if header is None:
         raise BadImage("a Netpbm file without the numbers of its header")
     largest = int(header[5] or 255)
     if largest not in (255, 65535):
-        raise decoded_wrongly(f"a Netpbm file with values up to {largest}")
+        raise BadImage(decoded_wrongly(f"a Netpbm file with values up to {largest}"))
     form = image[1:2]
     info = _decoded(image, ImageFlag.NETPBM, components=3 if form in b"36" else 1)
     if form in b"123":  # text
@@ -264,57 +252,45 @@ def read_netpbm(image: bytes) -> ImageInfo:
     return replace(info, flags=info.flags | _trailing(end, image))
 
 
-SUN_RASTER_SIGNATURE = b"\x59\xa6\x6a\x95"
 _PACKED = 2
 
 
 def read_sun_raster(image: bytes) -> ImageInfo:
-    """Return the properties of a Sun raster. Raises BadImage unless it decodes."""
     width, height, depth, length, form, _, map_bytes = struct.unpack_from(">7I", image, 4)
     end = 32 + map_bytes + (length if form == _PACKED else (width * depth + 15) // 16 * 2 * height)
     return _decoded(image, ImageFlag.SUN_RASTER | _trailing(end, image), components=3 if map_bytes else 0)
 
 
-def is_base_media(image: bytes) -> bool:
-    """Whether the bytes begin like an MP4, HEIC or AVIF file."""
-    return image[4:8] == b"ftyp"
-
-
 def read_avif(image: bytes) -> ImageInfo:
-    """Return the properties of an AVIF. Raises BadImage unless it decodes.
-
-    OpenCV ignores rotation and mirroring in the image's properties, so neither is recorded.
-    """
+    # OpenCV ignores rotation and mirroring in the image's properties, so neither is recorded
     brands = image[8 : min(int.from_bytes(image[:4], "big"), 1024)]
     if b"avif" not in brands and b"avis" not in brands:
         if re.search(b"hei[cxms]|hev[cx]|m[is]f1", brands):
-            raise not_decoded("HEIC")
+            raise BadImage(not_decoded("HEIC"))
         raise BadImage(f"not an image (a file of the kind {image[8:12].decode('latin-1')!r})")
     return _decoded(image, ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else NONE))
 
 
 _CODESTREAM = b"\xff\x4f\xff\x51"
-JPEG2000_SIGNATURES = (b"\0\0\0\x0cjP  \r\n\x87\n", _CODESTREAM)
 _COLOUR = re.compile(rb"colr(.)..(.{4})", re.DOTALL)
 _SRGB, _GRAY = 16, 17
 
 
 def read_jpeg2000(image: bytes) -> ImageInfo:
-    """Return the properties of a JPEG 2000. Raises BadImage unless it decodes to its pixels."""
     start = image.find(_CODESTREAM)
     if start < 0:
         raise BadImage("a JPEG 2000 without a codestream")
     boxes = image[:start]
     if b"pclr" in boxes:
-        raise decoded_wrongly("a JPEG 2000 with a palette")
+        raise BadImage(decoded_wrongly("a JPEG 2000 with a palette"))
     colour = _COLOUR.search(boxes)
     if colour and colour[1] == b"\1" and int.from_bytes(colour[2], "big") not in (_SRGB, _GRAY):
-        raise decoded_wrongly("a JPEG 2000 with colours that are not sRGB or gray")
+        raise BadImage(decoded_wrongly("a JPEG 2000 with colours that are not sRGB or gray"))
     (components,) = struct.unpack_from(">H", image, start + 40)
     if not 1 <= components <= 4:
-        raise not_decoded(f"a JPEG 2000 of {components} components")
+        raise BadImage(not_decoded(f"a JPEG 2000 of {components} components"))
     if not set(image[start + 42 : start + 42 + 3 * components : 3]) <= {7, 15}:
-        raise not_decoded("a JPEG 2000 with samples that do not have 8 or 16 bits")
+        raise BadImage(not_decoded("a JPEG 2000 with samples that do not have 8 or 16 bits"))
     if image.rfind(b"\xff\xd9", start) < 0:
         raise BadImage("truncated: the JPEG 2000 has no end")
     ends_file = not boxes or boxes[-8:-4] == bytes(4)  # without the size of its box
@@ -322,7 +298,6 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
     return _decoded(image, ImageFlag.JPEG_2000 | (ImageFlag.TRAILING_BYTES if has_more else NONE), components)
 
 
-TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_SAMPLES = 16  # of a pixel
 _COMPRESSION = 259
 # OpenCV's wheels are built without LZMA, Zstandard and WebP, and decode such images to black.
@@ -348,17 +323,17 @@ def read_tiff(image: bytes) -> ImageInfo:
     """
     tags, pages = _directories(image)
     if (compression := tags.get(_COMPRESSION, (1,))[0]) not in _COMPRESSIONS:
-        raise not_decoded(f"a TIFF with compression {compression}")
+        raise BadImage(not_decoded(f"a TIFF with compression {compression}"))
     bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
     samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
     if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
         kind = f"of format {form} and interpretation {photometric}"
-        raise not_decoded(f"a TIFF of {samples} samples of {bits} bits, {kind}")
+        raise BadImage(not_decoded(f"a TIFF of {samples} samples of {bits} bits, {kind}"))
     if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
         raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
     is_planar = samples > 1 and tags.get(_PLANAR, (1,)) != (1,)
     if bits == 16 and (is_planar or (samples == 1 and _TILE_WIDTH in tags)):
-        raise decoded_wrongly("a TIFF of 16 bits in planes or gray tiles")
+        raise BadImage(decoded_wrongly("a TIFF of 16 bits in planes or gray tiles"))
     flags = ImageFlag.TIFF | (ImageFlag.SEVERAL if pages > 1 else NONE)
     return _decoded(image, flags, 3 if photometric == _PALETTE else samples)
 
@@ -402,7 +377,6 @@ STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 
 def read_jpeg(image: bytes) -> ImageInfo:
-    """Return the properties of a JPEG. Raises BadImage unless it has a frame, a scan and an end."""
     flags, orientation = ImageFlag(0), 1
     frame: tuple[int, int, int] | None = None
     for marker, start, stop in marker_segments(image):
@@ -527,10 +501,7 @@ _REST = _HEAD.size + 4  # with the CRC after the data
 
 
 def read_png(image: bytes) -> ImageInfo:
-    """Return the properties of a PNG. Raises BadImage unless its chunks are complete, known and in order.
-
-    Unknown chunks are allowed unless they are critical. The frames of an animation are not looked at.
-    """
+    # unknown chunks are allowed unless they are critical; the frames of an animation are not looked at
     width, height, colour, end = _walked(image)
     return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | _trailing(end, image))
 
@@ -613,36 +584,36 @@ def _chunks(image: bytes) -> Iterator[tuple[bytes, int, int]]:
         at += _REST + length
 
 
-READERS: dict[tuple[bytes, ...], Callable[[bytes], ImageInfo]] = {
-    (JPEG_SIGNATURE,): read_jpeg,
-    (PNG_SIGNATURE,): read_png,
-    (WEBP_SIGNATURE,): read_webp,
-    TIFF_SIGNATURES: read_tiff,
-    (BMP_SIGNATURE,): read_bmp,
-    GIF_SIGNATURES: read_gif,
-    JPEG2000_SIGNATURES: read_jpeg2000,
-    NETPBM_SIGNATURES: read_netpbm,
-    (SUN_RASTER_SIGNATURE,): read_sun_raster,
+TIFF_SIGNATURE = rb"II[*+]\0|MM\0[*+]"
+GIF_SIGNATURE = b"GIF8[79]a"
+JPEG2000_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n|" + _CODESTREAM
+READERS: dict[bytes, Callable[[bytes], ImageInfo]] = {
+    JPEG_SIGNATURE: read_jpeg,
+    PNG_SIGNATURE: read_png,
+    WEBP_SIGNATURE: read_webp,
+    TIFF_SIGNATURE: read_tiff,
+    b"BM": read_bmp,
+    GIF_SIGNATURE: read_gif,
+    JPEG2000_SIGNATURE: read_jpeg2000,
+    rb"P[1-6][ \t\r\n#]": read_netpbm,
+    b"\x59\xa6\x6a\x95": read_sun_raster,
+    rb"[\s\S]{4}ftyp": read_avif,
 }
-"""The reader of each kind of image, by its signatures."""
+"""The reader of each kind of image, by a regex of its signature.
 
-_NOT_DECODED = {
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
-    b"v/1\1": "OpenEXR",
-    b"8BPS": "PSD",
-    b"\0\0\1\0": "ICO",
-    b"<svg": "SVG",
-    b"%PDF": "PDF",
+A reader raises BadImage unless the file is intact and decodes to its pixels.
+"""
+_REFUSED = {
+    b"\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n": not_decoded("JPEG XL"),
+    b"v/1\1": not_decoded("OpenEXR"),
+    b"8BPS": not_decoded("PSD"),
+    b"\0\0\1\0": not_decoded("ICO"),
+    b"<svg": not_decoded("SVG"),
+    b"%PDF": not_decoded("PDF"),
+    b"P7": decoded_wrongly("PAM"),  # its channels are in another order
+    b"P[Ff]": decoded_wrongly("PFM"),  # its floats are clipped at 255, as those of Radiance HDR
+    rb"#\?(RADIANCE|RGBE)": decoded_wrongly("Radiance HDR"),
 }
-_DECODED_WRONGLY = {
-    b"P7": "PAM",
-    b"PF": "PFM",
-    b"Pf": "PFM",
-    b"#?RADIANCE": "Radiance HDR",
-    b"#?RGBE": "Radiance HDR",
-}
-"""OpenCV reorders the channels of PAM, and clips the floats of the others at 255."""
 
 
 def read_image_header(image: bytes) -> ImageInfo:
@@ -655,7 +626,14 @@ def read_image_header(image: bytes) -> ImageInfo:
     scans or endless parts count as attacks on the decoder.
     """
     try:
-        info = _reader(image)(image)
+        for signature, reader in READERS.items():
+            if re.match(signature, image):
+                info = reader(image)
+                break
+        else:
+            begins = f"starts with {image[:8].hex(' ')}" if image else "empty"
+            refused = (reason for signature, reason in _REFUSED.items() if re.match(signature, image))
+            raise BadImage(next(refused, f"not an image ({begins})"))
     except PASSING:
         raise
     except struct.error as error:
@@ -671,25 +649,10 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 def begins_as_image(head: bytes) -> bool:
     """Whether a file with these first bytes is certainly an image: no text begins like it."""
-    known: tuple[bytes, ...] = (JPEG_SIGNATURE, PNG_SIGNATURE, *TIFF_SIGNATURES)
-    known += (*GIF_SIGNATURES, *JPEG2000_SIGNATURES)
-    return head.startswith(known) or head[8:12] in (b"WEBP", b"avif", b"heic")
+    known = (JPEG_SIGNATURE, PNG_SIGNATURE, TIFF_SIGNATURE, GIF_SIGNATURE, JPEG2000_SIGNATURE)
+    return bool(re.match(b"|".join(known), head)) or head[8:12] in (b"WEBP", b"avif", b"heic")
 
 
 def is_image_file(data: bytes) -> bool:
     """Whether the bytes begin like an image that can be read."""
-    return data.startswith(tuple(chain.from_iterable(READERS))) or is_base_media(data)
-
-
-def _reader(image: bytes) -> Callable[[bytes], ImageInfo]:
-    for signatures, reader in READERS.items():
-        if image.startswith(signatures):
-            return reader
-    if is_base_media(image):
-        return read_avif
-    for names, error in ((_NOT_DECODED, not_decoded), (_DECODED_WRONGLY, decoded_wrongly)):
-        for signature, name in names.items():
-            if image.startswith(signature):
-                raise error(name)
-    begins = f"starts with {image[:8].hex(' ')}" if image else "empty"
-    raise BadImage(f"not an image ({begins})")
+    return any(re.match(signature, data) for signature in READERS)

@@ -244,7 +244,7 @@ def test_what_would_harm_a_decoder_or_is_not_decoded_to_its_pixels_is_refused(na
 
 
 def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(READERS, (jpeg.JPEG_SIGNATURE,), {}.pop)
+    monkeypatch.setitem(READERS, jpeg.JPEG_SIGNATURE, {}.pop)
     with pytest.raises(BadImage, match=r"cannot be read \(KeyError: ") as caught:
         read_image_header(b"\xff\xd8\xff")
     assert isinstance(caught.value.__cause__, KeyError)
