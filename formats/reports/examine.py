@@ -20,8 +20,7 @@ from shardprep.formats.images.decode import png_of
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links, duplicates, shared
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, checked_int, count_of, round_step, shown
+from shardprep.formats.runtime.progress import Progress, count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows
@@ -588,8 +587,7 @@ def report(
         proof = custody(this, record)
         choices, looked_at = chosen(indexes, pixels, seed)
         sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []
-        count = max(1, checked_int(usable_cpus() if workers is None else workers, "workers", least=0))
-        reading = ImageReading(stack.enter_context(WorkerPool(count)), count, shown(progress))
+        reading = stack.enter_context(ImageReading.begun(workers, progress))
         statistics, *their = (
             reading.statistics(one, *choice) for one, choice in zip(opened, choices, strict=True)
         )

@@ -19,8 +19,7 @@ from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
 from shardprep.formats.runtime.files import naming, open_regular, save_bytes, user_path, user_paths
-from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, check_flags, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_flags
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"
@@ -108,13 +107,24 @@ def find(
         raise UsageError("give at least one picture to look for")
     pictures = [_picture(image, near) for image in user_paths(images, "images")]
     with Dataset(dataset) as opened:
-        count = max(1, checked_int(usable_cpus() if workers is None else workers, "workers", least=0))
-        with WorkerPool(count) as pool:
-            reading = ImageReading(pool, count, shown(progress))
+        with ImageReading.begun(workers, progress) as reading:
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
             digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
         hashed = codes[codes["is_hashed"]]
-        return [found for picture in pictures for found in _found(opened, picture, digests, hashed)]
+        classes, found = opened.classes, []
+        for picture in pictures:
+            distances: dict[int, int | None] = {}
+            if picture.hash is not None:
+                apart = np.bitwise_count(hashed["hash"] ^ np.uint64(picture.hash))
+                alike = apart <= DISTANCE
+                distances = dict(zip(hashed["record"][alike].tolist(), apart[alike].tolist(), strict=True))
+            distances |= {record: None for record, digest in digests.items() if digest in picture.digests}
+            for record in sorted(distances):
+                row = opened.index[record]
+                label = int(row["label"])
+                key, name = row["key"].decode("utf-8", "replace"), classes[label] if label >= 0 else None
+                found.append(ImageMatch(picture.path, record, key, label, name, distances[record]))
+        return found
 
 
 def _picture(path: Path, near: bool) -> _Picture:
@@ -170,22 +180,3 @@ def _codes(
     if file is not None:
         save_bytes(file, head + b"\n" + codes.tobytes())
     return codes
-
-
-def _found(
-    dataset: Dataset, picture: _Picture, digests: dict[int, bytes], hashed: npt.NDArray[Any]
-) -> list[ImageMatch]:
-    distances: dict[int, int | None] = {}
-    if picture.hash is not None:
-        apart = np.bitwise_count(hashed["hash"] ^ np.uint64(picture.hash))
-        near = apart <= DISTANCE
-        distances = dict(zip(hashed["record"][near].tolist(), apart[near].tolist(), strict=True))
-    distances |= {record: None for record, digest in digests.items() if digest in picture.digests}
-    classes = dataset.manifest.labels.classes
-    found = []
-    for record in sorted(distances):
-        row = dataset.index[record]
-        label = int(row["label"])
-        key, name = row["key"].decode("utf-8", "replace"), classes[label].name if label >= 0 else None
-        found.append(ImageMatch(picture.path, record, key, label, name, distances[record]))
-    return found

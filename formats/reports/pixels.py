@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
 from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decode
 from shardprep.formats.images.header import JPEG_SIGNATURE
 from shardprep.formats.runtime.jobs import completed
-from shardprep.formats.runtime.processes import ChildDied, WorkerPool, use_one_thread
-from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import FileEntry, Rows, Shard
 from shardprep.formats.verification.checks import stderr_in
@@ -232,6 +232,14 @@ class ImageReading:
     pool: WorkerPool
     workers: int
     progress: Progress
+
+    @classmethod
+    @contextmanager
+    def begun(cls, workers: int | None, progress: Progress | None) -> Iterator[Self]:
+        """Start ``workers`` processes, None is one per usable CPU, and end them with the context."""
+        count = max(1, checked_int(usable_cpus() if workers is None else workers, "workers", least=0))
+        with WorkerPool(count) as pool:
+            yield cls(pool, count, shown(progress))
 
     def statistics(self, dataset: Dataset, decoded: Numbers, compared: Numbers) -> PixelStatistics:
         """Return the statistics of ``decoded`` images, with the digests of ``compared`` ones, too."""
