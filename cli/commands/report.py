@@ -82,7 +82,17 @@ def report(
     options.check_replaced(save_findings)
     if run and dataset is None:
         refuse_typed(OF_A_DATASET, typed_options(), "for a DATASET, not for a run")
-        return report_run(run, output, trace=trace, disk=disk)
+        from shardprep.loaders.engine.trace import LARGEST_TRACE
+        from shardprep.loaders.loader.run_page import run_page, save_page
+        from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
+
+        profile = DiskProfile.load(disk).to_json() if disk else None
+        traced = json_of(trace, most=LARGEST_TRACE) if trace else None
+        values = json_of(run)
+        with naming_file(run):
+            text = run_page(values, name=run.stem, disk=profile, trace=traced)
+        save_page(text, output)
+        return Output({"page": str(output)}, [f"{output}: the run in {run}"])
     if dataset is None or run or trace or disk:
         raise click.UsageError("give a DATASET, or --run STATS.json, optionally with --trace and --disk")
     if record is not None and splits_of(dataset):
@@ -115,21 +125,6 @@ def report(
 def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
     """Return the output file for a dataset; for a split in the folder, the split's name is added to it."""
     return file if dataset == folder else file.with_name(f"{file.stem}-{Path(dataset).name}{file.suffix}")
-
-
-def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
-    """Write the page of a loader's run, from the file of its stats."""
-    from shardprep.loaders.engine.trace import LARGEST_TRACE
-    from shardprep.loaders.loader.run_page import run_page, save_page
-    from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
-
-    profile = DiskProfile.load(disk).to_json() if disk else None
-    traced = json_of(trace, most=LARGEST_TRACE) if trace else None
-    values = json_of(run)
-    with naming_file(run):
-        text = run_page(values, name=run.stem, disk=profile, trace=traced)
-    save_page(text, output)
-    return Output({"page": str(output)}, [f"{output}: the run in {run}"])
 
 
 def _limit(text: str) -> Limit:

@@ -143,16 +143,13 @@ def _groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:
     size = 0
     for record in records:
         group.append(record)
-        size += len(record.image) + sum(map(_size_of, record.columns.values()))
+        for value in (record.image, *record.columns.values()):
+            size += int(getattr(value, "nbytes", 0)) or (len(value) if isinstance(value, bytes | str) else 0)
         if len(group) == MOST_IMAGES or size >= GROUP_BYTES:
             yield group
             group, size = [], 0
     if group:
         yield group
-
-
-def _size_of(value: Any) -> int:
-    return int(getattr(value, "nbytes", 0)) or (len(value) if isinstance(value, bytes | str) else 0)
 
 
 FORMAT = "application/x-parquet"  # as mlcroissant names it

@@ -401,7 +401,15 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
     interval = grid_interval(_encoded(small, options))
     made = _encoded(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
-    ready = with_grid(_with_metadata(made, image), hashlib.sha256(image).digest())
+    if image.startswith(b"\xff\xd8"):
+        kept = [
+            image[start - 4 : stop]
+            for marker, start, stop in marker_segments(image)
+            if marker in APPLICATION - {APP0, APP14}
+        ]
+        _, _, after = next(marker_segments(made))  # the segment of JFIF
+        made = b"".join((made[:after], *kept, made[after:]))
+    ready = with_grid(made, hashlib.sha256(image).digest())
     if len(ready) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger when shrunk")
     return ready
@@ -412,18 +420,6 @@ def _encoded(pixels: npt.NDArray[Any], options: list[int]) -> bytes:
     if not done:
         raise BadImage("OpenCV could not encode it")
     return data.tobytes()
-
-
-def _with_metadata(made: bytes, original: bytes) -> bytes:
-    if not original.startswith(b"\xff\xd8"):
-        return made
-    kept = [
-        original[start - 4 : stop]
-        for marker, start, stop in marker_segments(original)
-        if marker in APPLICATION - {APP0, APP14}
-    ]
-    _, _, after = next(marker_segments(made))  # the segment of JFIF
-    return b"".join((made[:after], *kept, made[after:]))
 
 
 def stored_image(

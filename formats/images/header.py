@@ -392,8 +392,13 @@ def read_jpeg(image: bytes) -> ImageInfo:
         elif marker == SOS:
             if frame is None or start == stop:
                 raise BadImage("a JPEG scan without a frame, or without components")
-            several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
-            flags |= _scans_end(image, stop, several=several)
+            # 0x00 follows every 0xFF in the coded data
+            if (end := image.rfind(b"\xff\xd9", stop)) < 0:
+                raise BadImage("truncated: the JPEG has no end")
+            has_several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
+            if has_several and image.count(b"\xff\xda", stop) >= MAX_SCANS:
+                raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
+            flags |= _trailing(end + 2, image)
     if frame is None:
         raise BadImage("a JPEG without a frame")
     height, width, components = frame
@@ -460,16 +465,6 @@ def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     if components not in (1, 3, 4):
         raise BadImage(f"a JPEG of {components} components")
     return height, width, components
-
-
-def _scans_end(image: bytes, start: int, *, several: bool) -> ImageFlag:
-    """Check that the coded data from ``start`` has an end marker; in the data 0x00 follows every 0xFF."""
-    end = image.rfind(b"\xff\xd9", start)
-    if end < 0:
-        raise BadImage("truncated: the JPEG has no end")
-    if several and image.count(b"\xff\xda", start) >= MAX_SCANS:
-        raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
-    return _trailing(end + 2, image)
 
 
 def exif_orientation(tiff: bytes) -> int | None:

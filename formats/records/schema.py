@@ -248,7 +248,17 @@ class JsonCodec(Codec):
     """
 
     def encode(self, value: Any) -> bytes:
-        _check(value)
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            if type(item) is dict:
+                if not all(type(name) is str for name in item):
+                    raise refused(item, "a dict with text as keys")
+                pending.extend(item.values())
+            elif type(item) is list:
+                pending.extend(item)
+            elif item is not None and type(item) not in (bool, int, float, str):
+                raise refused(item, "a value of JSON")
         try:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
             return bounded(text.encode())
@@ -260,21 +270,6 @@ class JsonCodec(Codec):
             return json.loads(data.decode(), parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
             raise BadValue(f"is not JSON: {error}") from error
-
-
-def _check(value: object) -> None:
-    """Raise BadValue for a value that JSON would change, such as a tuple into a list."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if type(item) is dict:
-            if not all(type(name) is str for name in item):
-                raise refused(item, "a dict with text as keys")
-            pending.extend(item.values())
-        elif type(item) is list:
-            pending.extend(item)
-        elif item is not None and type(item) not in (bool, int, float, str):
-            raise refused(item, "a value of JSON")
 
 
 def no_constant(name: str) -> None:
@@ -534,7 +529,14 @@ def _kind_of_value(value: Any) -> str:
         case bytes() | bytearray() | memoryview():
             return "bytes"
         case np.ndarray() | np.generic():
-            return _kind_of_array(value)
+            refuse_masked(value)
+            if value.dtype.name not in DTYPES or value.dtype.newbyteorder("=") != value.dtype:
+                raise BadValue(f"has an array of dtype {value.dtype}; choose from {', '.join(DTYPES)}")
+            if value.ndim > MAX_DIMENSIONS:
+                raise BadValue(
+                    f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed"
+                )
+            return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
         case bool() | None | list() | dict():
             return "json"
         case int():
@@ -545,15 +547,6 @@ def _kind_of_value(value: Any) -> str:
         f"has an object of type {type(value).__name__}, which no column holds; make it bytes, text, a number, an array or "
         "a JSON value"
     )
-
-
-def _kind_of_array(value: np.ndarray[Any, Any] | np.generic) -> str:
-    refuse_masked(value)
-    if value.dtype.name not in DTYPES or value.dtype.newbyteorder("=") != value.dtype:
-        raise BadValue(f"has an array of dtype {value.dtype}; choose from {', '.join(DTYPES)}")
-    if value.ndim > MAX_DIMENSIONS:
-        raise BadValue(f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are allowed")
-    return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
 
 
 def _joined(one: str, other: str) -> str:

@@ -311,11 +311,16 @@ def observations(
     is_bounded = any(each.is_bounded for each in both)
 
     def of_pairs(kind: str, links: Links, leave_out: Numbers) -> Json:
+        exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
+        measured = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
+        if near := len(links) - exact:
+            alike = f"perceptual hashes that differ in at most {DISTANCE} of 64 bits"
+            measured.append(f"{count_of(near, 'pair')} of {alike}")
         return observation(
             kind,
             len(links),
             is_partial=is_partial or is_bounded,
-            measured=_measured(links),
+            measured=f"{', '.join(measured)}.",
             pairs=names.pairs(links),
             all_pairs=names.all_pairs(links),
             leave_out=np.unique(leave_out).tolist(),
@@ -338,17 +343,6 @@ def observations(
         ),
     ]
     return [one for one in found if one["count"]]
-
-
-def _measured(links: Links) -> str:
-    """Describe how many links are between equal bytes, and how much the hashes of the others differ."""
-    exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
-    parts = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
-    if near := len(links) - exact:
-        parts.append(
-            f"{count_of(near, 'pair')} of perceptual hashes that differ in at most {DISTANCE} of 64 bits"
-        )
-    return f"{', '.join(parts)}."
 
 
 MOST_PICTURES = 480  # on all sheets

@@ -140,7 +140,15 @@ def gate(
         UsageError: A limit is unknown or not a number, or needs images or another dataset that are not given.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
-    wanted = {name: _checked_limit(name, limits[name]) for name in limits}
+    wanted = dict(limits)
+    for name, limit in wanted.items():
+        if name not in KINDS:
+            raise UsageError(f"unknown limit {name!r}; choose from {', '.join(KINDS)}")
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):
+            raise UsageError(
+                f"the limit of {name} must be a number of records, or a share below 1, not {limit!r}"
+            )
     if not wanted and root is None and not canaries:
         raise UsageError(f"a gate needs a root, canaries or a limit; limits are {', '.join(KINDS)}")
     if "leaks" in wanted and against is None:
@@ -169,17 +177,6 @@ def gate(
     checks += [_check(name, wanted[name], found) for name in KINDS if name in wanted]
     looked_at = found.found["looked_at"]["decoded"]
     return GateResult(os.fspath(place), manifest.root, manifest.records, looked_at, tuple(checks))
-
-
-def _checked_limit(name: str, limit: object) -> Limit:
-    if name not in KINDS:
-        raise UsageError(f"unknown limit {name!r}; choose from {', '.join(KINDS)}")
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):  # type: ignore[operator]
-        raise UsageError(
-            f"the limit of {name} must be a number of records, or a share below 1, not {limit!r}"
-        )
-    return limit  # type: ignore[return-value]
 
 
 def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
