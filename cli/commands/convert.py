@@ -189,7 +189,6 @@ def convert(
 
 
 def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a conversion for the parameters of a command."""
     arguments = {name: chosen[name] for name in ("split", "workers", "progress")}
     kinds = {"plan_options": PlanOptions, "options": ConvertOptions, "source_options": SourceOptions}
     for argument, kind in kinds.items():

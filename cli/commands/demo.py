@@ -55,7 +55,6 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
 
 
 def _load_an_epoch(dataset: Path) -> None:
-    """Load one epoch as a training script would, and check that each record came exactly once."""
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.order.epoch import LocalShuffle
     from shardprep.loaders.transforms.transforms import TrainTransform  # start-up time: OpenCV

@@ -324,7 +324,6 @@ def _match_text(one: ImageMatch) -> str:
 
 
 def _sighting_text(at: Mapping[str, int | None]) -> str:
-    """Return when a run saw a record, in words."""
     if at["step"] is None:
         return f"epoch {at['epoch']}, at a step before those in the log"
     since = f", counted from place {at['start']:,}" if at["start"] else ""

@@ -48,7 +48,6 @@ def fields(values: Mapping[str, object], indent: str = "  ") -> Iterator[str]:
 
 
 def columns_text(columns: Mapping[str, str]) -> str | None:
-    """Return the names and kinds of columns; None without columns."""
     return ", ".join(f"{name} ({kind})" for name, kind in columns.items()) or None
 
 
@@ -189,7 +188,6 @@ class Failure:
 
 
 def failure_of(error: Reported) -> Failure:
-    """Return an error in the form in which it is reported."""
     match error:
         case ShardprepError():
             data = {

@@ -321,7 +321,6 @@ class _Job(Job[FileEntry]):
                 yield ExportRecord(self.names[done], *record, dataset.index[number], own, record.columns)
 
     def key_at(self, place: int) -> str:
-        """Return the key of the record at an offset in the unit, or of the last one."""
         dataset, _ = _opened(self.dataset, self.format.source.root)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()

@@ -76,7 +76,6 @@ class Folders(ExportFormat):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
     def _checked(self, index: Rows, done: Callable[[int], None]) -> Iterator[str]:
-        """Yield the records' names. Raises UsageError if one is too long."""
         for rows in in_chunks(index, done):
             for name, key in zip(self.names(rows), rows["key"].tolist(), strict=True):
                 if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:

@@ -188,7 +188,6 @@ def without_suffix(key: str) -> str:
 
 
 def suffix_of(kind: str, components: int) -> str:
-    """Return the suffix for an image of this kind and number of channels."""
     return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
 
 
@@ -206,6 +205,5 @@ def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 
 def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
-    """Return the numbers that occur more than once."""
     found, counts = np.unique(numbers, return_counts=True)
     return frozenset(found[counts > 1].tolist())

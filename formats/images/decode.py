@@ -85,7 +85,6 @@ def has_second_frame(image: bytes) -> bool:
 
 
 def crashes_decoder(signal: str) -> str:
-    """Return the description of an image that kills its decoding process by this signal."""
     return f"crashes the decoder ({signal})"
 
 
@@ -187,5 +186,4 @@ def jpeg_decoder() -> Decoder | None:
 
 
 def decoder_name() -> str:
-    """Return the name and version of the JPEG decoder."""
     return f"simplejpeg {version('simplejpeg')}" if jpeg_decoder() else f"OpenCV {cv2.__version__}"

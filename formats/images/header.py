@@ -69,7 +69,6 @@ LATER_KINDS = {name: flag for name, flag in KINDS.items() if flag > ImageFlag.PN
 
 
 def kind_of(flags: int) -> str:
-    """Return the name of the kind in an image's ``flags``."""
     return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
 
 
@@ -170,7 +169,6 @@ def read_webp(image: bytes) -> ImageInfo:
 
 
 def _still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
-    """Return the properties of the still image of a WebP whose chunk has its data at an offset."""
     if kind == b"VP8L" and image[at] == 0x2F:
         (bits,) = struct.unpack_from("<I", image, at + 1)
         return ImageInfo(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 3 + (bits >> 28 & 1), flags)

@@ -91,16 +91,12 @@ class LabelSpace:
         ``sorted_wnid0`` is 0 to n - 1; ``ilsvrc2012_id`` is 1 to n as in the devkit; ``sorted_wnid1_bg`` is 1
         to n with 0 for background. Raises UsageError for an unknown space, or without the devkit's ids.
         """
-        if space == "sorted_wnid0":
-            labels = list(range(len(self)))
-        elif space == "sorted_wnid1_bg":
-            labels = list(range(1, len(self) + 1))
-        elif space == "ilsvrc2012_id":
-            labels = [c.ilsvrc2012_id for c in self.classes if c.ilsvrc2012_id is not None]
-            if len(labels) < len(self):
-                raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
-        else:
+        ids = [c.ilsvrc2012_id for c in self.classes if c.ilsvrc2012_id is not None]
+        spaces = dict(zip(SPACES, (range(len(self)), ids, range(1, len(self) + 1)), strict=True))
+        if space not in spaces:
             raise UsageError(f"unknown label space {space!r}; choose from {', '.join(SPACES)}")
+        if len(labels := spaces[space]) < len(self):
+            raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
         return np.array([*labels, UNLABELLED], dtype=np.int64)
 
     def to_json(self) -> list[dict[str, Any]]:

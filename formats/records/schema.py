@@ -73,7 +73,6 @@ def refuse_masked(value: object) -> None:
 
 
 def refused(value: object, expected: str) -> BadValue:
-    """Return the error for a value of the wrong kind."""
     shape = f" of shape {value.shape} and dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     text = "" if isinstance(value, np.ndarray | bytes) else f" {printable(repr(value)[:80])}"
     return BadValue(f"expected {expected}, not {type(value).__name__}{text}{shape}")

@@ -206,12 +206,10 @@ def _figure(
 
 
 def left_of(share: float) -> float:
-    """Return the x coordinate at a share of the width."""
     return LEFT + share * (WIDTH - LEFT - RIGHT)
 
 
 def height_of(share: float) -> float:
-    """Return the y coordinate at a share of the height."""
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 

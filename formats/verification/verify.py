@@ -403,7 +403,6 @@ class _Verification:
                 self._found(MANIFEST_NAME, f"{whose} differs from that of the values")
 
     def _archive_issue(self) -> str:
-        """Describe what is wrong with the size of the images' archive; empty if nothing is."""
         link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
         issue = archive.issue(self.report.dataset) if archive else ""
         return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
