@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -46,7 +45,14 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
         click.secho(f"$ cd {path}", bold=True)
         with chdir(path):
             for step in STEPS:
-                _run(ctx, step.split(" "))
+                arguments = step.split(" ")
+                sys.argv = ["prep", *arguments]  # for provenance.json
+                click.secho(f"\n$ prep {step}", bold=True)
+                prep = ctx.find_root().command
+                with prep.make_context("prep", arguments) as context:
+                    code = prep.invoke(context)
+                if code:
+                    ctx.exit(code)
             _load_an_epoch(Path("lmdb/train"))
     removed = "the folder is removed again (run prep demo FOLDER to keep it)"
     say()
@@ -75,16 +81,6 @@ def _load_an_epoch(dataset: Path) -> None:
         receipt = loader.receipt()
         receipt.check(len(loader.dataset))
         say(f"receipt: {receipt.count} of {len(loader.dataset)} records, each exactly once")
-
-
-def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
-    prep = ctx.find_root().command
-    sys.argv = ["prep", *arguments]  # for provenance.json
-    click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
-    with prep.make_context("prep", list(arguments)) as context:
-        code = prep.invoke(context)
-    if code:
-        ctx.exit(code)
 
 
 @command(

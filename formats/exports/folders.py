@@ -90,10 +90,12 @@ class Folders(ExportFormat):
         plain = [self._plain(*values) for values in zip(*columns, strict=True)]
         if not self._repeated:
             return plain
-        return [
-            self._caseless(*values) if number in self._repeated else name
-            for name, number, *values in zip(plain, digests(plain).tolist(), *columns, strict=True)
-        ]
+        for place, (number, *values) in enumerate(zip(digests(plain).tolist(), *columns, strict=True)):
+            if number in self._repeated:
+                key, label, flags, components = values
+                name = f"{caseless_part(key.decode())}.{suffix_of(kind_of(flags), components)}"
+                plain[place] = name if label < 0 else f"{self._classes[label]}/{name}"
+        return plain
 
     def _plain(self, key: bytes, label: int, flags: int, components: int) -> str:
         text, kind = key.decode(), kind_of(flags)
@@ -104,10 +106,6 @@ class Folders(ExportFormat):
         *folders, name = parts_of(text.removeprefix(own) or text)
         path = [self._classes[label], *map(folder_part, folders), with_suffix(file_part(name), kind, suffix)]
         return "/".join(path)
-
-    def _caseless(self, key: bytes, label: int, flags: int, components: int) -> str:
-        name = f"{caseless_part(key.decode())}.{suffix_of(kind_of(flags), components)}"
-        return name if label < 0 else f"{self._classes[label]}/{name}"
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
         """Write and flush all files, then rename them, then flush the folders."""
@@ -122,7 +120,17 @@ class Folders(ExportFormat):
             size += len(record.image)
             _add(digest, record.name, record.image)
             lines.append(self._line(record))
-        _publish(built, places.output)
+        with ThreadPoolExecutor(FLUSHES) as disk:  # a disk merges concurrent flushes
+            list(disk.map(flush_file, built))
+        folders = {places.output}
+        for path, final in built.items():
+            path.chmod(0o444)
+            if final.parent not in folders:
+                final.parent.mkdir(parents=True, exist_ok=True)
+                folders.update(each for each in final.parents if each.is_relative_to(places.output))
+            path.replace(final)
+        for folder in sorted(folders):
+            flush_file(folder)
         if self.has_parts:
             publish_bytes(places.work / f"{name}.jsonl", b"".join(lines), places.run)
         return FileEntry(name, size, f"sha256:{digest.hexdigest()}", len(built))
@@ -161,20 +169,6 @@ class Folders(ExportFormat):
 def _add(digest: Any, name: str, image: bytes) -> None:
     digest.update(f"{len(name.encode())} {len(image)} {name}".encode())
     digest.update(image)
-
-
-def _publish(built: dict[Path, Path], output: Path) -> None:
-    with ThreadPoolExecutor(FLUSHES) as disk:  # a disk merges concurrent flushes
-        list(disk.map(flush_file, built))
-    folders = {output}
-    for path, final in built.items():
-        path.chmod(0o444)
-        if final.parent not in folders:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            folders.update(parent for parent in final.parents if parent.is_relative_to(output))
-        path.replace(final)
-    for folder in sorted(folders):
-        flush_file(folder)
 
 
 def _finite(value: Any) -> Any:

@@ -300,20 +300,16 @@ def page(template: str, *, title: str, **values: Any) -> str:
     )
     css = Markup(style)  # noqa: S704 - the package's own file
     day = time.strftime("%Y-%m-%d", time.gmtime(float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())))
-    made_by = [f"shardprep {version('shardprep')}", day, *_command()]
+    made_by = [f"shardprep {version('shardprep')}", day]
+    program = Path(*sys.argv[:1])  # an embedded interpreter has none
+    if program.name == "prep" or program.parts[-2:] == ("shardprep", "__main__.py"):
+        made_by.append(shlex.join(["prep", *sys.argv[1:]]))
     return rendered(template, title=title, style=css, policy=policy, made_by=made_by, **values)
 
 
 def rendered(template: str, **values: Any) -> str:
     """Render a template in ``templates/``. Text of ``values`` is escaped and made printable."""
     return _environment().get_template(f"{template}.html").render(**values)
-
-
-def _command() -> list[str]:
-    """Return the command line if the program is ``prep``."""
-    program = Path(*sys.argv[:1])  # an embedded interpreter has none
-    is_prep = program.name == "prep" or program.parts[-2:] == ("shardprep", "__main__.py")
-    return [shlex.join(["prep", *sys.argv[1:]])] if is_prep else []
 
 
 @cache

@@ -56,7 +56,11 @@ THUMBNAIL_QUALITY = 72
 
 def measured(image: bytes, width: int, height: int) -> Measures:
     """Measure an encoded image, shrunk to a shorter side of SHORTER_SIDE pixels at most. Raises BadImage."""
-    decoded = decode(image, _scale(image, min(width, height)) | cv2.IMREAD_IGNORE_ORIENTATION)
+    # the smallest scale that leaves SHORTER_SIDE pixels; of other kinds than JPEG, OpenCV would skip pixels,
+    # which makes images sharper
+    scales = REDUCED if image.startswith(JPEG_SIGNATURE) else (1,)
+    scale = max((n for n in scales if min(width, height) >= n * SHORTER_SIDE), default=1)
+    decoded = decode(image, cv2.IMREAD_COLOR | REDUCED[scale] | cv2.IMREAD_IGNORE_ORIENTATION)
     gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
     mean, deviation = cv2.meanStdDev(gray)
     laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_16S))[1]
@@ -68,15 +72,6 @@ def measured(image: bytes, width: int, height: int) -> Measures:
         hash=perceptual_hash(cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)),
         small=np.ascontiguousarray(small[:, :, ::-1]).astype(np.uint8),
     )
-
-
-def _scale(image: bytes, side: int) -> int:
-    """Return OpenCV's flag for the smallest JPEG scale that leaves SHORTER_SIDE pixels.
-
-    Other kinds are decoded at full size: OpenCV would skip pixels, which makes images sharper.
-    """
-    scales = REDUCED if image.startswith(JPEG_SIGNATURE) else (1,)
-    return cv2.IMREAD_COLOR | REDUCED[max((n for n in scales if side >= n * SHORTER_SIDE), default=1)]
 
 
 def thumbnail(_row: np.void, image: bytes) -> bytes:
