@@ -242,7 +242,38 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
         yield from sweep_lines(found.sweep)
     rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
     yield f"{dataset}: {rate} (median of half seconds)"
-    yield from fields(_speed_fields(speed))
+    memory = {
+        "batches": speed.memory.ring,
+        "main process": speed.memory.main_peak,
+        "worker's own": speed.memory.worker_own,
+    }
+    before, after = speed.page_cache.before, speed.page_cache.after
+    held = "the system does not report what is cached"
+    if before is not None and after is not None:
+        held = f"held {before:.0%} of the shards before, {after:.0%} after"
+    storage = speed.stats.storage
+    downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {size(storage.downloaded_bytes)}"
+    yield from fields(
+        {
+            "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s, {speed.images / speed.seconds:,.0f}/s",
+            "first batch": f"after {speed.first_batch:.2f} s",
+            "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
+            "decoder": speed.decoder,
+            "worker, per image": ", ".join(
+                f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items()
+            ),
+            "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
+            "consumer waiting": f"{speed.starved:.1%} for a batch",
+            "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
+            "memory": ", ".join(f"{name} {size(count)}" for name, count in memory.items() if count),
+            "page cache": held,
+            "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
+            if storage.downloaded or storage.hits
+            else None,
+            "restarts": count_of(speed.restarts, "worker") if speed.restarts else None,
+            "skipped": count_of(speed.skipped, "bad record") if speed.skipped else None,
+        }
+    )
     if explain and speed.verdict:
         yield ""
         yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
@@ -277,39 +308,6 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
     if found.disk:
         yield found.disk.sentence
     yield speed.sentence
-
-
-def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
-    memory = {
-        "batches": speed.memory.ring,
-        "main process": speed.memory.main_peak,
-        "worker's own": speed.memory.worker_own,
-    }
-    before, after = speed.page_cache.before, speed.page_cache.after
-    held = "the system does not report what is cached"
-    if before is not None and after is not None:
-        held = f"held {before:.0%} of the shards before, {after:.0%} after"
-    storage = speed.stats.storage
-    downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {size(storage.downloaded_bytes)}"
-    return {
-        "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s, {speed.images / speed.seconds:,.0f}/s",
-        "first batch": f"after {speed.first_batch:.2f} s",
-        "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
-        "decoder": speed.decoder,
-        "worker, per image": ", ".join(
-            f"{name} {seconds * 1e6:,.0f} µs" for name, seconds in speed.stages.items()
-        ),
-        "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
-        "consumer waiting": f"{speed.starved:.1%} for a batch",
-        "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
-        "memory": ", ".join(f"{name} {size(count)}" for name, count in memory.items() if count),
-        "page cache": held,
-        "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
-        if storage.downloaded or storage.hits
-        else None,
-        "restarts": count_of(speed.restarts, "worker") if speed.restarts else None,
-        "skipped": count_of(speed.skipped, "bad record") if speed.skipped else None,
-    }
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:

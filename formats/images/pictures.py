@@ -7,7 +7,6 @@ import html
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage, printable
 from shardprep.formats.images.header import ImageFlag, kind_of, read_image_header
@@ -16,38 +15,31 @@ MEDIA_TYPES = {"JPEG": "jpeg", "PNG": "png", "WebP": "webp", "GIF": "gif", "AVIF
 """The media types of the kinds that browsers show."""
 
 
-class Limits(NamedTuple):
-    """The limits of a picture in a page: the file's bytes, the pixels of a side, and the displayed height."""
-
-    most_bytes: int
-    most_side: int
-    height: int
+# The limits of a picture in a page: the file's bytes, the pixels of a side, and the displayed height.
+WHOLE = (1 << 20, 768, 256)
+THUMBNAIL = (128 << 10, 384, 160)
 
 
-WHOLE = Limits(1 << 20, 768, 256)
-THUMBNAIL = Limits(128 << 10, 384, 160)
-
-
-def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
+def figure(image: bytes, *, caption: str, limits: tuple[int, int, int] = WHOLE) -> str:
     """Return an HTML figure of the image, with the text ``caption`` below.
 
     A file of one frame that browsers show is embedded unchanged if it is within the ``limits``, anything else
     as a JPEG, shrunk to the limits. EXIF orientation is not applied. Without an image there is only the
     caption, which also says if the image does not decode.
     """
-    text, kind = html.escape(caption), None
+    (most_bytes, most_side, most_height), text, kind = limits, html.escape(caption), None
     if not image:
         return f"<figure><figcaption>{text}</figcaption></figure>"
-    if len(image) <= limits.most_bytes:
+    if len(image) <= most_bytes:
         with suppress(BadImage):
             flags = read_image_header(image).flags
             kind = None if flags & ImageFlag.SEVERAL else MEDIA_TYPES.get(kind_of(flags))
     try:
-        shown = image if kind else _smaller(image, limits.most_side)
+        shown = image if kind else _smaller(image, most_side)
     except BadImage:
         return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
     source = f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
-    style = f"max-width: 100%; max-height: {limits.height}px; image-orientation: none"
+    style = f"max-width: 100%; max-height: {most_height}px; image-orientation: none"
     return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
 
 
