@@ -165,11 +165,7 @@ def _verified(
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
     report.dataset = files.folder
-    there = None
-    if executor is not None:
-        there = executor, SeenDataset.here(report.dataset, decode=level == "decode")
-    with WorkerPool(1) as children:  # called from the threads of the checks
-        _Verification(files, report, manifest, workers, shown(progress), there, children).run()
+    _Verification(files, report, manifest, workers, executor, shown(progress)).run()
     return report
 
 
@@ -348,9 +344,8 @@ class _Verification:
     report: Report
     manifest: Manifest
     workers: int | None
+    executor: Executor | None
     progress: Progress
-    elsewhere: tuple[Executor, SeenDataset] | None
-    children: WorkerPool
 
     def run(self) -> None:
         manifest, level = self.manifest, self.report.level
@@ -473,29 +468,30 @@ class _Verification:
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
         sent = []
-        if self.elsewhere is not None:
-            executor, seen = self.elsewhere
+        if self.executor is not None:
+            seen = SeenDataset.here(self.report.dataset, decode=self.report.level == "decode")
             for check, file in zip(checks, files, strict=True):
                 call = partial(_found_by, check, self.files, file.size, None)
                 sent.append(ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))
 
         def submit(place: int) -> Future[Any]:
-            if sent:
-                return sent[place].submitted(executor)
+            if self.executor is not None:
+                return sent[place].submitted(self.executor)
             check = replace(
                 checks[place], counts=Path(f"/proc/{os.getpid()}/fd/{shared.fileno()}"), place=place
             )
-            return threads.submit(_found_by, check, self.files, files[place].size, self.children)
+            return threads.submit(_found_by, check, self.files, files[place].size, children)
 
         title = "hash" if self.report.level == "full" else self.report.level
         with (
+            WorkerPool(1) as children,  # called from the threads of the checks
             os.fdopen(memory_file(), "r+b") as shared,
             self.progress.task(title, records=records, size=size),
             ThreadPoolExecutor(count) as threads,
         ):
             counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
             try:
-                at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
+                at_once = count + 1 if self.executor is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
                     for done in finished:
                         if done is not None:
@@ -505,7 +501,7 @@ class _Verification:
                         done_bytes = round(counts / ends @ sizes)  # with columns: they are of the records
                         self.progress.at(records * done_bytes // max(1, size), done_bytes)
             except BaseException:
-                self.children.kill()
+                children.kill()
                 self.files.stop()
                 raise
         for place in range(len(files)):
