@@ -43,12 +43,13 @@ MAX_PENDING_CHUNKS = 4
 SHARD_END_BYTES = 1 << 20
 
 
-class ShardStream:
-    """The shards of an epoch as one stream of bytes, in reading order.
+class ReadAhead(Owned):
+    """A daemon thread that requests up to ``budget`` bytes of shards ahead of the workers' reads.
 
-    ``order`` has the numbers of the ``shards`` that are read, and ``ends`` their ends in the stream; other
-    attributes are in storage order. A record's position in the stream is estimated as base + number * slope,
-    as if all records of a shard had the same size. Only ``chosen`` records are read; None for all.
+    The ``shards`` are read as one stream of bytes, in this ``order``. A record's position in it is estimated
+    as base + number * slope, as if all records of a shard had the same size. Pieces with fewer than half of
+    their records ``chosen`` (None for all) are left to the workers. Errors are ignored: the worker that reads
+    the record raises them, with the record's key.
     """
 
     def __init__(
@@ -56,56 +57,19 @@ class ShardStream:
         folder: Path,
         shards: Sequence[Block],
         order: npt.NDArray[np.int64],
-        chosen: Records | None = None,
+        chosen: Records | None,
+        *,
+        budget: int,
     ) -> None:
         sizes = np.array([shard.size for shard in shards], np.int64)
         records = np.array([shard.records for shard in shards], np.int64)
-        self.folder, self.order, self.chosen = folder, order, chosen
-        self.blocks = [shards[number] for number in order]
-        self.ends, self.record_ends = np.cumsum(sizes[order]), np.cumsum(records)
+        self._folder, self._order, self._chosen, self._budget = folder, order, chosen, budget
+        self._blocks = [shards[number] for number in order]
+        self._ends, self._record_ends = np.cumsum(sizes[order]), np.cumsum(records)
         starts = np.zeros(len(shards))
-        starts[order] = self.ends - sizes[order]
-        self.slopes = sizes / np.maximum(1, records)
-        self.bases = starts - (self.record_ends - records) * self.slopes
-
-    def span(self, numbers: Records) -> tuple[int, int]:
-        """Estimate where in the stream the first of these records begins and the last ends."""
-        shards = self.record_ends.searchsorted(numbers, side="right")
-        begins = self.bases[shards] + numbers * self.slopes[shards]
-        return int(begins.min()), math.ceil((begins + self.slopes[shards]).max())
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[Path, int, int]]:
-        """Yield (path, offset, length) of the bytes from ``start`` to ``stop``, in chunks of one file."""
-        stop = min(stop, int(self.ends[-1]))
-        while start < stop:
-            number = int(np.searchsorted(self.ends, start, side="right"))
-            begin = int(self.ends[number - 1]) if number else 0
-            length = min(stop, int(self.ends[number]), start + CHUNK_BYTES) - start
-            block = self.blocks[number]
-            yield self.folder / block.name, block.start + start - begin, length
-            start += length
-
-    def is_wanted(self, start: int, length: int) -> bool:
-        """Whether a piece is worth reading whole: at least half of its records are chosen."""
-        if self.chosen is None:
-            return True
-        shard = self.order[np.searchsorted(self.ends, start, side="right")]
-        reach = np.array([start, start + length]) - self.bases[shard]
-        first, last = np.rint(reach / self.slopes[shard])
-        found = np.diff(np.searchsorted(self.chosen, [first, max(last, first + 1)]))
-        return bool(2 * found >= last - first)
-
-
-class ReadAhead(Owned):
-    """A daemon thread that requests up to ``budget`` bytes of a stream ahead of the workers' reads.
-
-    Pieces with fewer than half of their records chosen are left to the workers. Errors are ignored: the
-    worker that reads the record raises them, with the record's key.
-    """
-
-    def __init__(self, stream: ShardStream, *, budget: int) -> None:
-        self._stream = stream
-        self._budget = budget
+        starts[order] = self._ends - sizes[order]
+        self._slopes = sizes / np.maximum(1, records)
+        self._bases = starts - (self._record_ends - records) * self._slopes
         self._spans: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._closed = False
         self._path: Path | None = None
@@ -115,7 +79,9 @@ class ReadAhead(Owned):
         self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
 
     def expect(self, numbers: Records) -> None:
-        self._spans.put(self._stream.span(numbers))
+        shards = self._record_ends.searchsorted(numbers, side="right")
+        begins = self._bases[shards] + numbers * self._slopes[shards]
+        self._spans.put((int(begins.min()), math.ceil((begins + self._slopes[shards]).max())))
         if self._thread.ident is None:
             self._thread.start()
 
@@ -130,23 +96,33 @@ class ReadAhead(Owned):
         position: int | None = None
         for first, reach in iter(self._spans.get, None):
             position = first if position is None else position
-            for path, offset, length in self._stream.pieces(position, reach + self._budget):
-                if self._closed:
-                    break
-                if self._stream.is_wanted(position, length):
+            stop = min(reach + self._budget, int(self._ends[-1]))
+            while position < stop and not self._closed:
+                number = int(np.searchsorted(self._ends, position, side="right"))
+                begin = int(self._ends[number - 1]) if number else 0
+                length = min(stop, int(self._ends[number]), position + CHUNK_BYTES) - position
+                if self._is_wanted(self._order[number], position, length):
+                    block = self._blocks[number]
                     with suppress(OSError):
-                        self._request(path, offset, length)
+                        self._request(self._folder / block.name, block.start + position - begin, length)
                 position += length
         self._file.close()
+
+    def _is_wanted(self, shard: int, start: int, length: int) -> bool:
+        """Whether a piece is worth reading whole: at least half of its records are chosen."""
+        if self._chosen is None:
+            return True
+        first, last = np.rint((np.array([start, start + length]) - self._bases[shard]) / self._slopes[shard])
+        found = np.diff(np.searchsorted(self._chosen, [first, max(last, first + 1)]))
+        return bool(2 * found >= last - first)
 
     def _request(self, path: Path, offset: int, length: int) -> None:
         """Request a chunk; if MAX_PENDING_CHUNKS are pending, first wait for the oldest of this file."""
         if path != self._path:
-            self._path = None
-            self._pending.clear()
+            file = Descriptor(os.open(path, OPEN_FLAGS))
             self._file.close()
-            self._file = Descriptor(os.open(path, OPEN_FLAGS))
-            self._path = path
+            self._path, self._file = path, file
+            self._pending.clear()
             size = os.fstat(self._file.fileno()).st_size
             self._advise(max(0, size - SHARD_END_BYTES), SHARD_END_BYTES)
         self._pending.append(offset + length - 1)
@@ -176,8 +152,8 @@ def reading_ahead(
     ahead = []
     with ExitStack() as opened:
         for blocks, size in zip(files, sizes, strict=True):
-            stream = ShardStream(folder, blocks, order, chosen)
-            ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget * size // total))))
+            made = ReadAhead(folder, blocks, order, chosen, budget=budget * size // total)
+            ahead.append(opened.enter_context(closing(made)))
         yield ahead
 
 

@@ -138,15 +138,15 @@ class LocalShuffle(Shuffle):
 class EpochOrder:
     """All record numbers in the order of an epoch, over all ranks, round-robin over the partitions."""
 
-    def __init__(self, parts: Sequence[OrderedPart]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Iterable[OrderedPart]) -> None:
+        self.parts: list[OrderedPart] = list(parts)
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self.parts))
 
     def __getitem__(self, places: slice) -> Records:
         start, stop, _ = places.indices(len(self))
-        numbers, partitions = np.empty(max(0, stop - start), np.int64), len(self._parts)
+        numbers, partitions = np.empty(max(0, stop - start), np.int64), len(self.parts)
         for number in range(partitions):
             part = range(places_in(start, number, partitions), places_in(stop, number, partitions))
             numbers[(number - start) % partitions :: partitions] = self.batch({number: part})
@@ -154,28 +154,16 @@ class EpochOrder:
 
     def batch(self, places: Mapping[int, range]) -> Records:
         """Return the record numbers at these places of each partition, concatenated."""
-        found = [self._parts[number][part.start : part.stop] for number, part in places.items()]
+        found = [self.parts[number][part.start : part.stop] for number, part in places.items()]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def each(self, places: Iterable[int]) -> Iterator[int]:
-        if len(self._parts) == 1:
-            yield from self._parts[0].each(places)
+        if len(self.parts) == 1:
+            yield from self.parts[0].each(places)
             return
         for place in places:
-            row, number = divmod(place, len(self._parts))
-            yield from self._parts[number].each((row,))
-
-    def closed(self, omission: Omission, epoch: int) -> EpochOrder:
-        """Return this single-partition order without the omitted records; later ones move up."""
-        return EpochOrder([ClosedOrder(part, omission.gaps(part, epoch)) for part in self._parts])
-
-    def passing(self, ranges: Ranges) -> EpochOrder:
-        """Return this order without these ascending ranges of places, which are whole steps."""
-        closed = []
-        for number, part in enumerate(self._parts):
-            own = ([places_in(end, number, len(self._parts)) for end in both] for both in ranges)
-            closed.append(ClosedOrder(part, np.concatenate([np.arange(*both) for both in own])))
-        return EpochOrder(closed)
+            row, number = divmod(place, len(self.parts))
+            yield from self.parts[number].each((row,))
 
 
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
@@ -368,10 +356,13 @@ class EpochPlan:
 
     def order(self, epoch: int) -> EpochOrder:
         """Return all record numbers in the order of the epoch, including omitted ones whose gaps are kept."""
-        found = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
-        if self.omission and self.omission.closes:
-            found = found.closed(self.omission, epoch)
-        return found.passing(self.passed) if self.passed else found
+        parts = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch).parts
+        if self.omission and self.omission.closes:  # with a single part
+            parts = [ClosedOrder(part, self.omission.gaps(part, epoch)) for part in parts]
+        for number, part in enumerate(parts if self.passed else ()):
+            own = ([places_in(end, number, len(parts)) for end in both] for both in self.passed)
+            parts[number] = ClosedOrder(part, np.concatenate([np.arange(*both) for both in own]))
+        return EpochOrder(parts)
 
     @property
     def full_batches(self) -> EpochPlan:
