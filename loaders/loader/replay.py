@@ -474,7 +474,12 @@ class ContactSheet:
             row, column = divmod(place, columns)
             x, y = GAP + column * width, TITLE + GAP + row * height
             _draw(sheet, picture, x, y, cell)
-            _caption(sheet, record, x, y + cell, cell)
+            is_bad = record.skipped is not None
+            flip = " flip" if record.shown and record.shown.is_mirrored else ""
+            what = "skipped" if is_bad else f"label {record.label}{flip}"
+            lines = (record.key, INK), (f"#{record.number}", FAINT), (what, BAD if is_bad else FAINT)
+            for at, (line, colour) in enumerate(lines, 1):
+                _write(sheet, line, x, y + cell + at * LINE - 3, cell, colour)
         return sheet
 
     @property
@@ -502,15 +507,6 @@ def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) ->
     shown = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST)
     left, top = x + (cell - size[0]) // 2, y + (cell - size[1]) // 2
     sheet[top : top + size[1], left : left + size[0]] = shown
-
-
-def _caption(sheet: Picture, record: ReplayedRecord, x: int, y: int, width: int) -> None:
-    flip = " flip" if record.shown and record.shown.is_mirrored else ""
-    what = "skipped" if record.skipped is not None else f"label {record.label}{flip}"
-    lines = (record.key, f"#{record.number}", what)
-    colours = (INK, FAINT, BAD if record.skipped is not None else FAINT)
-    for at, (line, colour) in enumerate(zip(lines, colours, strict=True)):
-        _write(sheet, line, x, y + (at + 1) * LINE - 3, width, colour)
 
 
 def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:

@@ -499,7 +499,9 @@ def _statement(
     transforms: Sequence[str],
     signers: Sequence[str],
 ) -> str:
-    numbers = _spans(epoch.epoch for epoch in epochs)
+    runs = groupby(enumerate(epoch.epoch for epoch in epochs), key=lambda each: each[1] - each[0])
+    spans = [[number for _, number in run] for _, run in runs]
+    numbers = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
     which = "epoch" if len(epochs) == 1 else "each of the epochs"
     said = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
     if len(transforms) > 1:
@@ -524,10 +526,3 @@ def _statement(
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else ""
     return ", ".join(map(printable, keys[:MOST_KEYS])) + more
-
-
-def _spans(numbers: Iterable[int]) -> str:
-    """Return whole numbers as text: 0 to 4, 7."""
-    runs = groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
-    spans = [[number for _, number in run] for _, run in runs]
-    return ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)

@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
 from shardprep.formats.errors import DataError
-from shardprep.formats.reports.pages import bars, line_chart, page, rendered, shown_number, shown_share
+from shardprep.formats.reports.pages import bars, line_chart, page, shown_number, shown_share
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import built
 from shardprep.formats.runtime.progress import size
@@ -186,29 +186,12 @@ def course_charts(run: RunValues) -> list[Markup]:
     ]
 
 
-def load_chart(values: dict[str, Any]) -> str:
-    """Return an HTML chart of the stages' shares of the time, from ``to_dict()`` of stats.
-
-    The limit is marked. There is no script. Names are shown as text, truncated to 40 characters.
-    """
-    return rendered("stages", run=RunValues.of(values))
-
-
 MOST_EVENTS = 600  # drawn, with about 100 bytes of the page each
 MOST_TRACKS = 17  # the consumer and 16 workers
 COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last one
 LEFT, WIDTH, ROW = 70, 570, 24  # of the view
 WAITING = "waiting"
 KINDS = ("stage", "consumer")
-
-
-class TracedSpan(NamedTuple):
-    """Work of a process, with its begin and duration in microseconds."""
-
-    track: int
-    name: str
-    began: float
-    lasted: float
 
 
 def timeline(trace: Any) -> Part:
@@ -222,45 +205,40 @@ def timeline(trace: Any) -> Part:
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
-    found = sorted(
-        (
-            TracedSpan(
-                int(each["tid"]), built(str, each["name"]), number_in(each["ts"]), number_in(each["dur"])
-            )
-            for each in events
-            if each["ph"] == "X" and each["cat"] in KINDS
-        ),
-        key=lambda span: span.began,
+    found = sorted(  # by their begins; times are in microseconds
+        (number_in(each["ts"]), number_in(each["dur"]), int(each["tid"]), built(str, each["name"]))
+        for each in events
+        if each["ph"] == "X" and each["cat"] in KINDS
     )
     first = max(0, (len(found) - MOST_EVENTS) // 2)
     spans = found[first : first + MOST_EVENTS]
     if not spans:
         return {"bars": []}
-    tracks = sorted({span.track for span in spans})[:MOST_TRACKS]
-    began = spans[0].began
-    lasted = max(span.began + span.lasted for span in spans) - began or 1.0
-    filled = dict.fromkeys(span.name for span in spans if span.name != WAITING)
+    tracks = sorted({track for _, _, track, _ in spans})[:MOST_TRACKS]
+    begin = spans[0][0]
+    whole = max(began + lasted for began, lasted, _, _ in spans) - begin or 1.0
+    filled = dict.fromkeys(name for *_, name in spans if name != WAITING)
     classes = {name: f"s{min(number, COLOURS - 1)}" for number, name in enumerate(filled)}
-    if any(span.name == WAITING for span in spans):
+    if any(name == WAITING for *_, name in spans):
         classes[WAITING] = "idle"
     bars = [
         (
-            classes[span.name],
-            LEFT + (span.began - began) / lasted * WIDTH,
-            tracks.index(span.track) * ROW,
-            max(span.lasted / lasted * WIDTH, 0.3),
+            classes[name],
+            LEFT + (began - begin) / whole * WIDTH,
+            tracks.index(track) * ROW,
+            max(lasted / whole * WIDTH, 0.3),
         )
-        for span in spans
-        if span.track in tracks
+        for began, lasted, track, name in spans
+        if track in tracks
     ]
     part = " from the middle of the trace" if len(spans) < len(found) else ""
-    text = f"{lasted / 1e6:.2f} seconds{part}, {len(bars):,} spans of {len(tracks)} threads and processes."
+    text = f"{whole / 1e6:.2f} seconds{part}, {len(bars):,} spans of {len(tracks)} threads and processes."
     return {
         "text": text,
         "classes": classes,
         "rows": [(row * ROW, names.get(track, str(track))[:14]) for row, track in enumerate(tracks)],
         "bars": bars,
-        "ticks": [(LEFT + part * WIDTH, part * lasted / 1e6) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
+        "ticks": [(LEFT + part * WIDTH, part * whole / 1e6) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
         "width": LEFT + WIDTH,
         "height": ROW * len(tracks) + 20,
     }

@@ -351,9 +351,10 @@ class ShownStats(Counts, ABC):
         return text
 
     def _repr_html_(self) -> str:
-        from shardprep.loaders.loader.run_page import load_chart  # start-up time
+        from shardprep.formats.reports.pages import rendered  # start-up time
+        from shardprep.loaders.loader.run_page import RunValues
 
-        return load_chart(self.to_dict())
+        return rendered("stages", run=RunValues.of(self.to_dict()))
 
 
 @dataclass(frozen=True, repr=False)

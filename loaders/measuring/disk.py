@@ -502,11 +502,7 @@ class OpenFiles:
     @classmethod
     def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
         """Open files, which the stack closes. Raises OSError."""
-        descriptors = []
-        for path in paths:
-            descriptors.append(os.open(path, OPEN_FLAGS))
-            stack.callback(os.close, descriptors[-1])
-        return cls(descriptors)
+        return cls(stack.enter_context(path.open("rb", buffering=0)).fileno() for path in paths)
 
 
 @dataclass(frozen=True)

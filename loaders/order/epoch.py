@@ -30,7 +30,6 @@ from shardprep.loaders.order.parts import (
     DisplacedOrder,
     Omission,
     OrderedPart,
-    Partition,
     Ranges,
     Records,
     dealt,
@@ -642,54 +641,37 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
 
 
 def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Records, Records]]:
-    """Yield shards with their first and last steps, for parts of each partition of this rank."""
+    """Yield shards with their first and last steps, for parts of each partition of this rank.
+
+    Bounds follow from the places: the record at place i of the stream has a key in i .. i + window, and a
+    key's rank is a sum of random numbers with a known mean and a deviation below sqrt(window / 6).
+    """
     split, records = plan.split(start), sum(plan.shard_counts)
     window = partition_window(plan.shuffle, records) if plan.shuffle else 1
     partitions = dealt(plan.shard_counts, plan.partitions)
     for number, part in split.parts.items():
         partition = partitions[number]
         if window >= partition.records:
-            used = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
-            yield used, np.zeros_like(used), np.full_like(used, len(part) - 1)
+            found = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
+            yield found, np.zeros_like(found), np.full_like(found, len(part) - 1)
         elif records > EXACT_RECORDS and plan.places == records:
-            yield _bounds(plan, epoch, partition, window, part)
+            runs = partition.runs(window, seed=plan.seed, epoch=epoch) if plan.shuffle else slice(None)
+            counts = partition.counts[runs]
+            stops = np.cumsum(counts)
+            margin = DEVIATIONS * (window / 6) ** 0.5 + 1 if window > 1 else 0
+            firsts = _mean_rank(stops - counts, window, partition.records) - margin
+            lasts = _mean_rank(stops - 1 + window, window, partition.records) + margin
+            used = (counts > 0) & (lasts >= part.start) & (firsts < part.stop)
+            begins, ends = (np.floor(each[used]).astype(np.int64) for each in (firsts, lasts))
+            yield partition.shards[runs][used], part.steps_reached(begins), part.steps_reached(ends)
         else:
-            yield from _exact(plan, epoch, number, part, len(split))
-
-
-def _exact(
-    plan: EpochPlan, epoch: int, number: int, part: RankSplit, epoch_steps: int
-) -> Iterator[tuple[Records, Records, Records]]:
-    order, ends = plan.order(epoch), np.cumsum(plan.shard_counts)
-    for begin in range(part.start, part.stop, PLACES):
-        places = np.arange(begin, min(begin + PLACES, part.stop))
-        steps = part.steps_of(places)
-        used = (steps >= 0) & (steps < epoch_steps)
-        records = order.batch({number: range(begin, begin + len(places))})[used]
-        touched, steps = np.searchsorted(ends, records, side="right"), steps[used]
-        firsts, lasts = np.full(len(ends), -1), np.full(len(ends), -1)
-        lasts[touched] = steps  # of repeated indices, numpy keeps the last value
-        firsts[touched[::-1]] = steps[::-1]
-        found = np.flatnonzero(lasts >= 0)
-        yield found, firsts[found], lasts[found]
-
-
-def _bounds(
-    plan: EpochPlan, epoch: int, partition: Partition, window: int, part: RankSplit
-) -> tuple[Records, Records, Records]:
-    """Bound the first and last steps: the record at place i of the stream has a key in i .. i + window.
-
-    A key's rank is a sum of random numbers with a known mean and a deviation below sqrt(window / 6).
-    """
-    runs = partition.runs(window, seed=plan.seed, epoch=epoch) if plan.shuffle else slice(None)
-    counts = partition.counts[runs]
-    stops = np.cumsum(counts)
-    margin = DEVIATIONS * (window / 6) ** 0.5 + 1 if window > 1 else 0
-    firsts = _mean_rank(stops - counts, window, partition.records) - margin
-    lasts = _mean_rank(stops - 1 + window, window, partition.records) + margin
-    used = (counts > 0) & (lasts >= part.start) & (firsts < part.stop)
-    begins, ends = (np.floor(each[used]).astype(np.int64) for each in (firsts, lasts))
-    return partition.shards[runs][used], part.steps_reached(begins), part.steps_reached(ends)
+            order, shard_ends = plan.order(epoch), np.cumsum(plan.shard_counts)
+            for begin in range(part.start, part.stop, PLACES):
+                places = range(begin, min(begin + PLACES, part.stop))
+                steps = part.steps_of(np.arange(begin, places.stop))
+                used = (steps >= 0) & (steps < len(split))
+                found = np.searchsorted(shard_ends, order.batch({number: places})[used], side="right")
+                yield found, steps[used], steps[used]
 
 
 def _mean_rank(keys: Records, window: int, count: int) -> npt.NDArray[np.float64]:
