@@ -108,14 +108,10 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
-        return {
-            "source": self.source,
+        return vars(self) | {
             "splits": [{**asdict(split), "path": str(split.path)} for split in self.splits],
             "problems": [problem.to_json() for problem in self.problems],
             "skipped": [problem.to_json() for problem in self.skipped],
-            "workers": self.workers,
-            "seconds": self.seconds,
-            "read_rate": self.read_rate,
         }
 
 

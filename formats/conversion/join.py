@@ -430,15 +430,13 @@ def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     closest, most = (keys, partners), -1
     for mine, others in zip(_forms(keys), _forms(partners), strict=True):
         if not repeated_keys(mine) and not repeated_keys(others):
-            if len(mine) == len(others):
-                order, theirs = np.argsort(mine, kind="stable"), np.argsort(others, kind="stable")
-                if (mine[order] == others[theirs]).all():
-                    places = np.empty(len(mine), np.int64)
-                    places[order] = theirs
-                    return places
-            found = int(np.isin(mine, others).sum())
-            if found > most:
-                closest, most = (mine, others), found
+            _, here, there = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
+            if len(here) == len(mine) == len(others):
+                places = np.empty(len(mine), np.int64)
+                places[here] = there
+                return places
+            if len(here) > most:
+                closest, most = (mine, others), len(here)
     raise _unmatched(keys, partners, *closest, path)
 
 

@@ -30,7 +30,7 @@ from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_ver
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import check_flags, checked_int, seed_of
 from shardprep.formats.shards.manifest import FORMAT_VERSION
-from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Region, container, spanned
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Region, container
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
@@ -153,11 +153,15 @@ class Plan:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """Each shard's region of the archive in which the images stay; empty without one."""
+        """Each shard's region of the archive in which the images stay; empty without one.
+
+        A region ends with the shard's last image, and the last one with the archive.
+        """
         if (archive := self.in_place) is None:
             return ()
-        last = self.listing.entries[self.order[[shard.last - 1 for shard in self.shards]]]
-        return spanned((last["offset"] + last["length"]).tolist(), archive.size)
+        last = self.listing.entries[self.order[[shard.last - 1 for shard in self.shards[:-1]]]]
+        bounds = [0, *(last["offset"] + last["length"]).tolist(), archive.size]
+        return tuple(Region(start, stop) for start, stop in pairwise(bounds))
 
     def entries_of(self, shard: Unit) -> Entries:
         return self.listing.entries[self.order[shard.first : shard.last]]

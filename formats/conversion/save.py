@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self
@@ -53,7 +54,7 @@ from shardprep.formats.records.schema import (
 )
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
-from shardprep.formats.runtime.processes import packed, unpacked, usable_cpus
+from shardprep.formats.runtime.processes import packed, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.dataset import Dataset
@@ -606,4 +607,4 @@ def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     return build_shard(held_job(job, items, numbers))
 
 
-_source = lru_cache(maxsize=1)(unpacked)  # shared by all shards of a worker
+_source = lru_cache(maxsize=1)(ForkingPickler.loads)  # shared by all shards of a worker

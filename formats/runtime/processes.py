@@ -362,7 +362,7 @@ MOST_BYTES = 4 << 20
 
 
 def packed(value: object) -> bytes | None:
-    """Pickle an object for :func:`unpacked` in a worker process.
+    """Pickle an object for ``ForkingPickler.loads`` in a worker process.
 
     Returns None if it takes more than MOST_BYTES, cannot be pickled, or names the main module, whose classes
     and functions workers do not import.
@@ -374,11 +374,6 @@ def packed(value: object) -> bytes | None:
         return None
     data = file.getvalue()
     return None if b"__main__" in data else data
-
-
-def unpacked(data: bytes) -> Any:
-    """Return the object that :func:`packed` pickled in a process of this program."""
-    return ForkingPickler.loads(data)
 
 
 class _BoundedBuffer(io.BytesIO):

@@ -333,8 +333,7 @@ class OpenRecords(Owned):
         try:
             return self._open_now(number)
         except DAMAGE as error:
-            with self._files.replaced(entry, error):
-                return self._open_now(number)
+            return self.again(number, error, lambda shard: shard)
 
     def _open_now(self, number: int) -> Shard:
         part, entry = self._place(number)

@@ -18,7 +18,7 @@ import re
 import stat
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -331,17 +331,6 @@ def hash_region(archive: Path, region: Region) -> str:
         return hash_descriptor(descriptor, region.start, region.stop)
 
 
-def spanned(ends: Iterable[int], size: int) -> tuple[Region, ...]:
-    """Return regions that end with each shard's last image, and the last one with the archive.
-
-    >>> [(region.start, region.stop) for region in spanned([10, 30], 40)]
-    [(0, 10), (10, 40)]
-    """
-    stops = [*ends]
-    stops[-1:] = [size]
-    return tuple(Region(start, stop) for start, stop in zip([0, *stops], stops, strict=False))
-
-
 @dataclass(frozen=True)
 class Container:
     """One kind of shard: its writer, addresses, upper bound on its size, and its library's versions."""
@@ -450,15 +439,11 @@ class Shard(Owned, Closable):
             if not in_place:
                 raise
             raise not_indexed(images, "is not there") from error
-        try:
-            if entry is None:
-                self._addresses  # noqa: B018 - reads and checks them
-            elif not in_place and self.file.size != entry.size:
-                message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
-                raise ShardDamaged(message, path=path)
-        except BaseException:
-            self.close()
-            raise
+        if entry is None:
+            self._addresses  # noqa: B018 - reads and checks them
+        elif not in_place and self.file.size != entry.size:
+            message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
+            raise ShardDamaged(message, path=path)
 
     @cached_property
     def _addresses(self) -> Addresses:
