@@ -1,14 +1,12 @@
 from .conversion.convert import (
     Converted as Converted,
     ConvertedPart as ConvertedPart,
+    DryRun as DryRun,
+    PlannedSplit as PlannedSplit,
     SkippedCause as SkippedCause,
     SkippedImages as SkippedImages,
     convert as convert,
     convert_part as convert_part,
-)
-from .conversion.dry_run import (
-    DryRun as DryRun,
-    PlannedSplit as PlannedSplit,
     plan_conversion as plan_conversion,
 )
 from .conversion.join import Joined as Joined, join as join

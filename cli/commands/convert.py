@@ -18,10 +18,12 @@ from shardprep.cli.console.output import Output, columns_text, fields, json_opti
 from shardprep.formats.conversion.convert import (
     Converted,
     ConvertedPart,
+    DryRun,
+    PlannedSplit,
     convert as convert_source,
     convert_part,
+    plan_conversion,
 )
-from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.join import join as join_columns
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.convert import column_entries
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import ShardJob
+from shardprep.formats.conversion.shard import ShardJob, column_entries
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import (

@@ -22,10 +22,18 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import convert_prepared, finish, shard_rows, verify_finished
+from shardprep.formats.conversion.convert import convert_prepared, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
+from shardprep.formats.conversion.shard import (
+    BuiltShard,
+    ShardJob,
+    build_shard,
+    finish,
+    shard_jobs,
+    shard_rows,
+    trusted_commit,
+)
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.records.record import (
     GIVEN,

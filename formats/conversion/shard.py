@@ -1,11 +1,18 @@
-"""The job that builds and publishes one shard of a plan, on any executor."""
+"""The job that builds and publishes one shard of a plan, on any executor.
+
+After all shards come the tables of their rows, the provenance and, last, the manifest.
+"""
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,15 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import Plan, PlanOptions, check_machine
-from shardprep.formats.errors import BadImage, CorruptRecord, OperationError
+from shardprep.formats.conversion.prepare import PreparedSplit
+from shardprep.formats.errors import BadImage, CorruptRecord, DataError, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
-from shardprep.formats.images.header import NO_IMAGE, ImageInfo, begins_as_image, read_image_header
-from shardprep.formats.records.record import UNLABELLED, content_digest, record_crc
+from shardprep.formats.images.header import NO_IMAGE, ImageFlag, ImageInfo, begins_as_image, read_image_header
+from shardprep.formats.records.record import UNLABELLED, content_digest, content_root, record_crc
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import (
     flush_file,
     hash_file,
+    naming,
     publish,
     publish_bytes,
     publishing,
@@ -30,21 +39,46 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.jobs import Job, Unit, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
-from shardprep.formats.shards.columns import column_row, shard_name
-from shardprep.formats.shards.manifest import index_dtype, index_row
+from shardprep.formats.shards.columns import (
+    BOX_DTYPE,
+    ColumnEntry,
+    DatasetColumns,
+    column_row,
+    shard_name,
+    table_name,
+)
+from shardprep.formats.shards.manifest import (
+    BOXES_NAME,
+    INDEX_NAME,
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    QUARANTINE_NAME,
+    Manifest,
+    index_dtype,
+    index_row,
+    index_row_of,
+    kinds_in,
+    tables_of,
+)
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
+    BLOCK_BYTES,
     FileEntry,
+    IndexedArchive,
     Region,
     Rows,
+    RowType,
     Shard,
     ShardWriter,
     StoredRecord,
     container,
     hash_region,
+    link_archive,
+    read_table,
+    table_header,
     write_table,
 )
-from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries
+from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries, Listing
 from shardprep.formats.sources.trees import TreeReader
 from shardprep.formats.storage.store import StoredFile
 
@@ -424,3 +458,170 @@ def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
     key, label = entry["key"].item(), int(entry["label"])
     stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
     return stored, info, reader.values(entry)
+
+
+TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
+
+
+def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
+    """Publish the tables, the provenance and, last, the manifest, then remove the work folder."""
+    output = work_folder.output
+    manifest = gather(work_folder, prepared, built)
+    if archive := prepared.planned.in_place:
+        link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
+    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(prepared.listing)), work_folder.run)
+    publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
+    work_folder.remove()
+    return manifest
+
+
+def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
+    """Publish the tables of all shards, and return the manifest. Raises DataError if there are no images."""
+    output, planned, listing = work_folder.output, prepared.planned, prepared.listing
+    if not any(b.records for b in built):
+        raise DataError("the source has no intact image", path=output)
+    index = index_of(work_folder, planned, built)
+    tables = build_tables(work_folder, index, built, prepared.boxes)
+    records_root = content_root(rows["digest"].tobytes() for rows in shard_rows(work_folder, built))
+    columns = None
+    if len(listing.schema) or not listing.has_images:
+        entries = tuple(column_entries(work_folder, listing.schema, built))
+        columns = DatasetColumns(entries, records_root, listing.has_images)
+    archive = None
+    if planned.in_place:
+        regions = tuple(
+            replace(region, sha256=shard.region_sha256)
+            for region, shard in zip(planned.regions, built, strict=True)
+        )
+        archive = IndexedArchive(planned.in_place.path.name, regions, BLOCK_BYTES)
+    manifest = Manifest(
+        split=listing.split,
+        records=len(index),
+        image_bytes=sum(b.image_bytes for b in built),
+        partial=listing.is_partial,
+        class_sorted=planned.class_sorted,
+        skipped=sum(len(b.skipped) for b in built),
+        labels=listing.labels,
+        source={
+            "layout": listing.layout,
+            "archives": [a.to_json() for a in listing.archives],
+            **listing.options,
+        },
+        plan=planned.options.to_json() | {"sha256": planned.digest},
+        container=planned.options.container,
+        writer=container(planned.options.container).library(),
+        tables=tables,
+        shards=tuple(map(entry_of, built)),
+        content_root=columns.content_root if columns else records_root,
+        kinds=kinds_in(index["flags"]),
+        archive=archive,
+        crop_ready=int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY)),
+        columns=columns,
+    )
+    names = [table.name for table in tables_of(manifest)]
+    for stale in TABLE_NAMES - set(names):  # left by an unfinished conversion
+        (output / stale).unlink(missing_ok=True)
+    for name in names:
+        publish(work_folder.run / name, output / name)
+    return manifest
+
+
+def _provenance(listing: Listing) -> dict[str, Any]:
+    """Return the time, host, command and archives of a conversion: for information only, in no hash."""
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:  # it was removed
+        folder = None
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "command": sys.argv,
+        "folder": folder,
+        "python": sys.version.split()[0],
+        "archives": [asdict(archive) for archive in listing.archives],
+    }
+
+
+def build_tables(
+    work_folder: WorkFolder, index: Rows, built: Sequence[BuiltShard], boxes: Rows | None
+) -> tuple[FileEntry, ...]:
+    """Write the index and, if there are any, the boxes and the quarantine list into the run's folder."""
+    tables = {INDEX_NAME: index}
+    if boxes is not None:
+        tables[BOXES_NAME] = _in_index_order(boxes, index)
+    entries = [
+        _written(work_folder, name, len(rows), (table_header(rows.dtype, len(rows)), rows.tobytes()))
+        for name, rows in tables.items()
+    ]
+    if skipped := [asdict(image) for shard in built for image in shard.skipped]:
+        entries.append(_written(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
+    return tuple(entries)
+
+
+def _in_index_order(boxes: Rows, index: Rows) -> Rows:
+    """Return the boxes in the order of the index, without those of images not in it."""
+    by_key = np.argsort(index["key"], kind="stable")
+    sorted_keys = index["key"][by_key]
+    at = np.minimum(np.searchsorted(sorted_keys, boxes["key"]), len(sorted_keys) - 1)
+    is_known = sorted_keys[at] == boxes["key"]
+    rows = boxes[list(BOX_DTYPE.names or ())][is_known].astype(BOX_DTYPE)
+    rows["record"] = by_key[at][is_known]
+    in_order: Rows = rows[np.argsort(rows["record"], kind="stable")]
+    return in_order
+
+
+def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
+    """Write and flush a file in the run's folder; return its entry."""
+    path = work_folder.run / name
+    with naming(path), path.open("xb") as file:
+        file.writelines(parts)
+    flush_file(path)
+    return FileEntry(name, path.stat().st_size, hash_file(path), records)
+
+
+def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
+    """Yield each shard's rows, with content digests. Raises ManifestDamaged if they changed."""
+
+    def row_of(width: int) -> np.dtype[np.void] | None:
+        row = index_row_of(width - 32, offsets=True)  # without the digest
+        return None if row is None else built_row(row)
+
+    return _rows_in(work_folder, built, row_of)
+
+
+def _rows_in(work_folder: WorkFolder, built: Iterable[BuiltFile], row: RowType) -> Iterator[Rows]:
+    for one in (each for each in built if each.records):  # the key width of empty shards is unknown
+        path = work_folder.folder / one.rows
+        yield read_table(path, FileEntry(one.rows, path.stat().st_size, one.rows_sha256, one.records), row)
+
+
+def index_of(
+    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool = True
+) -> Rows:
+    """Return the index of all shards' rows. Format 1.0 has no ``offsets``."""
+    index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
+    names = list(index.dtype.names or ())
+    start = 0
+    for rows in shard_rows(work_folder, built):
+        index[start : start + len(rows)] = rows["row"][names]
+        start += len(rows)
+    return index
+
+
+def column_entries(
+    work_folder: WorkFolder, schema: Schema, built: Sequence[BuiltShard], *, offsets: bool = True
+) -> Iterator[ColumnEntry]:
+    """Write the tables of the columns into the run's folder; yield the columns' entries."""
+    for number, column in enumerate(schema):
+        columns = [shard.columns[number] for shard in built]
+        row, of_built = column_row(column, offsets=offsets), built_row(column_row(column))
+        parts = (rows["row"] for rows in _rows_in(work_folder, columns, of_built))
+        table = (part[list(row.names or ())].astype(row).tobytes() for part in parts)
+        records = sum(part.records for part in columns)
+        parts_of_table = chain([table_header(row, records)], table)
+        yield ColumnEntry(
+            column,
+            _written(work_folder, table_name(column.name), records, parts_of_table),
+            tuple(entry_of(part) for part in columns if part.name),
+            content_root(rows["digest"].tobytes() for rows in _rows_in(work_folder, columns, of_built)),
+        )

@@ -14,10 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, gather, outcome
+from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, outcome
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed, committed_as
+from shardprep.formats.conversion.shard import (
+    BuiltShard,
+    ShardJob,
+    build_shard,
+    committed,
+    committed_as,
+    gather,
+)
 from shardprep.formats.errors import ManifestDamaged, OperationError, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import caches_folder, read_at, user_path
 from shardprep.formats.runtime.jobs import JobRunner

@@ -13,11 +13,11 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import build_tables, column_entries, index_of, mending
+from shardprep.formats.conversion.convert import mending
 from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import shard_jobs
+from shardprep.formats.conversion.shard import build_tables, column_entries, index_of, shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import publish, user_path
 from shardprep.formats.runtime.jobs import JobRunner

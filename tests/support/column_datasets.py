@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import build_shards, finish
+from shardprep.formats.conversion.convert import build_shards
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import PreparedSplit
+from shardprep.formats.conversion.shard import finish
 from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.jobs import JobRunner

@@ -244,8 +244,8 @@ def test_a_sample_of_many_images_is_named_and_the_estimate_is_of_all(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(photos / "train/cat/0.png", b"no image")
-    monkeypatch.setattr("shardprep.formats.conversion.dry_run.perf_counter", count().__next__)
-    monkeypatch.setattr("shardprep.formats.conversion.dry_run.SAMPLE_IMAGES", 2)
+    monkeypatch.setattr("shardprep.formats.conversion.convert.perf_counter", count().__next__)
+    monkeypatch.setattr("shardprep.formats.conversion.convert.SAMPLE_IMAGES", 2)
     everything, sample = (dry_run(photos, tmp_path / "out", images=which) for which in ("all", "sample"))
     words = ("convert", photos, tmp_path / "out", "--workers=0", "--shard-size=300")
     done = prep_here(*words, "--dry-run", "--check-images=all", "--json")
