@@ -21,7 +21,6 @@ from shardprep.formats.exports.format import (
     published,
     real_array,
 )
-from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import ArrayCodec, Field
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import FileEntry, Rows
@@ -208,6 +207,22 @@ class Croissant(Parquet):
             fields.append(_field("boxes", OBJECTS, "sc:Float", part="bbox", shape=(None, 4)))
             fields.append(_field("box_labels", OBJECTS, "sc:Integer", part="category", shape=(None,)))
         fields += map(_described, source.schema)
+        classes = []
+        if source.labels.classes:
+            kinds = {"classes/label": "sc:Integer", "classes/name": "sc:Text"}
+            classes = [
+                _part(
+                    "RecordSet",
+                    "classes",
+                    dataType="sc:Enumeration",
+                    key={"@id": "classes/label"},
+                    field=[_part("Field", place, dataType=kind) for place, kind in kinds.items()],
+                    data=[
+                        {"classes/label": label, "classes/name": each.name}
+                        for label, each in enumerate(source.labels.classes)
+                    ],
+                )
+            ]
         return {
             "@context": CONTEXT,
             "@type": "sc:Dataset",
@@ -217,34 +232,13 @@ class Croissant(Parquet):
             f"{count_of(records, 'record')}.",
             "identifier": source.root,
             "distribution": [*files, _part("FileSet", "files", encodingFormat=FORMAT, includes="*.parquet")],
-            "recordSet": [
-                *_classes(source.labels),
-                _part("RecordSet", "records", key={"@id": "records/key"}, field=fields),
-            ],
+            "recordSet": [*classes, _part("RecordSet", "records", key={"@id": "records/key"}, field=fields)],
         }
 
 
 def _part(kind: str, place: str, **values: Any) -> dict[str, Any]:
     """Return a part of the description; ``place`` is its ID and ends with its name."""
     return {"@type": f"cr:{kind}", "@id": place, "name": place.rpartition("/")[2], **values}
-
-
-def _classes(labels: LabelSpace) -> list[dict[str, Any]]:
-    """Return the record set of the classes, with label and name, if there are any."""
-    if not labels.classes:
-        return []
-    kinds = {"classes/label": "sc:Integer", "classes/name": "sc:Text"}
-    named = enumerate(each.name for each in labels.classes)
-    return [
-        _part(
-            "RecordSet",
-            "classes",
-            dataType="sc:Enumeration",
-            key={"@id": "classes/label"},
-            field=[_part("Field", place, dataType=kind) for place, kind in kinds.items()],
-            data=[{"classes/label": label, "classes/name": name} for label, name in named],
-        )
-    ]
 
 
 def _field(

@@ -84,11 +84,6 @@ class CheckResult:
     notes: list[Finding] = field(default_factory=list)
     digests: bytes = b""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything was read, and there is nothing to report."""
-        return not (self.findings or self.unchecked or self.notes)
-
     def add_to(self, other: Report | CheckResult) -> None:
         other.findings += self.findings
         other.unchecked += self.unchecked
@@ -345,8 +340,11 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
     A process is reused only if it found nothing: a damaged file may corrupt a library's state.
     """
 
+    def is_clean(found: CheckResult) -> bool:
+        return not (found.findings or found.unchecked or found.notes)
+
     def result(call: Callable[..., CheckResult], *given: range) -> CheckResult:
-        return children.call_within(timeout_s, lambda found: found.is_empty, call, *given)
+        return children.call_within(timeout_s, is_clean, call, *given)
 
     def decoded(ordinals: range) -> CheckResult:
         """Decode these images in one process; if it crashes, decode each half in another one."""
