@@ -36,10 +36,8 @@ CONFIRMS = {True: "fits", False: "does not fit", None: ""}
 )
 @click.argument("path", type=options.ANY_PATH)
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
-@click.option(
-    "--record-bytes",
-    type=click.IntRange(1, 16 << 20),
-    help="Size of a record.  [default: the dataset's mean, or 110000]",
+@options.count(
+    "--record-bytes", "Size of a record.  [default: the dataset's mean, or 110000]", 1, most=16 << 20
 )
 @options.output
 @options.file("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")

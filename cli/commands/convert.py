@@ -36,11 +36,11 @@ from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
 from shardprep.formats.transfer.publish import ConvertedTo, convert_to_url
 
-on_bad_image_option: options.Option = click.option(
+on_bad_image_option = options.choice(
     "--on-bad-image",
-    type=click.Choice(BAD_IMAGE_POLICIES),
+    BAD_IMAGE_POLICIES,
+    "Stop and name the file, or leave it out and list it in quarantine.json.",
     default="fail",
-    help="Stop and name the file, or leave it out and list it in quarantine.json.",
 )
 check_md5_option: options.Option = options.flag(
     "--check-md5", "Check the MD5 of official archives first, which reads them whole."
@@ -58,13 +58,11 @@ allow_partial_option: options.Option = options.flag(
 )
 @click.argument("source", type=options.PATH_OR_URL)
 @click.argument("output", type=options.PATH_OR_URL)
-@click.option("--split", type=click.Choice(SPLITS), help="Convert only this split, directly into OUTPUT.")
-@click.option("--format", "container", type=click.Choice(CONTAINERS), default="lmdb", help="Container.")
+@options.choice("--split", SPLITS, "Convert only this split, directly into OUTPUT.")
+@options.choice("--format", tuple(CONTAINERS), "Container.", name="container", default="lmdb")
 @click.option("--shard-size", type=options.SIZE, default="256MiB", help="Image bytes per shard.")
-@click.option(
-    "--order", type=click.Choice(ORDERS), default="shuffled", help="Seeded permutation, or sorted by key."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the permutation.")
+@options.choice("--order", ORDERS, "Seeded permutation, or sorted by key.", default="shuffled")
+@options.count("--seed", "Seed of the permutation.", default=0)
 @options.workers
 @options.progress
 @on_bad_image_option
@@ -72,15 +70,8 @@ allow_partial_option: options.Option = options.flag(
 @options.flag(
     "--crop-ready", "Re-encode JPEGs losslessly, so that training crops take 2/3 of the time; needs jpegtran."
 )
-@click.option(
-    "--shorter-side",
-    type=click.IntRange(min=1),
-    metavar="PIXELS",
-    help="Shrink larger images to this shorter side (lossy).",
-)
-@click.option(
-    "--quality", type=click.IntRange(1, 100), default=DEFAULT_QUALITY, help="JPEG quality for --shorter-side."
-)
+@options.count("--shorter-side", "Shrink larger images to this shorter side (lossy).", 1, metavar="PIXELS")
+@options.count("--quality", "JPEG quality for --shorter-side.", 1, most=100, default=DEFAULT_QUALITY)
 @check_md5_option
 @allow_partial_option
 @options.flag("--allow-network-fs", "Build LMDB even on a network file system.")
@@ -141,10 +132,10 @@ allow_partial_option: options.Option = options.flag(
     "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
 @options.flag("--dry-run", "Write nothing to OUTPUT; report problems, and estimate time and disk space.")
-@click.option(
+@options.choice(
     "--check-images",
-    type=click.Choice(("sample", "all")),
-    help="With --dry-run: the images to read; a sample is 4,096 or more of each split.  [default: sample]",
+    ("sample", "all"),
+    "With --dry-run: the images to read; a sample is 4,096 or more of each split.  [default: sample]",
 )
 @json_option
 def convert(
@@ -206,7 +197,7 @@ def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
 )
 @click.argument("archives", type=options.ANY_PATH)
 @click.argument("output", type=options.ANY_PATH)
-@click.option("--split", type=click.Choice(SPLITS), help="Index only this split, directly into OUTPUT.")
+@options.choice("--split", SPLITS, "Index only this split, directly into OUTPUT.")
 @click.option("--shard-size", type=options.SIZE, default="1GiB", help="Image bytes per table.")
 @options.workers
 @options.progress

@@ -183,11 +183,8 @@ def _column_text(column: ColumnSummary) -> str:
     "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
 @click.argument("dataset", type=options.FOLDER_OR_URL)
-@click.option(
-    "--level",
-    type=click.Choice(LEVELS),
-    default="full",
-    help="How much to check; each level includes the one before it (see above).",
+@options.choice(
+    "--level", LEVELS, "How much to check; each level includes the one before it (see above).", default="full"
 )
 @options.workers
 @options.cluster
@@ -340,7 +337,7 @@ def collect(out: Path, parts: tuple[Path, ...]) -> Output:
 )
 @click.argument("dataset", type=options.FOLDER)
 @click.argument("output", type=options.ANY_PATH)
-@click.option("--to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
+@options.choice("--to", tuple(FORMATS), "The format.", required=True)
 @click.option(
     "--shard-size", type=options.SIZE, default="256MiB", help="Bytes of images and columns per file."
 )

@@ -178,12 +178,12 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
 @click.argument("dataset", type=options.FOLDER)
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
 @options.together(*options.LOADER)
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order and crops.")
+@options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @options.file("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
 @options.file("--receiver", "NAME.key", "The training machine's public key.")
 @click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
-@click.option("--ahead", type=click.IntRange(min=1), default=12, help="Number of steps to lease at a time.")
+@options.count("--ahead", "Number of steps to lease at a time.", 1, default=12)
 @click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
 @options.flag(
     "--insecure-plaintext", "Use no keys on a network: any machine on it can read and change everything."

@@ -41,7 +41,6 @@ MEANINGS = {
 }
 OF_ONE_STEP = ("epoch", "step", "start", "rank", "listed", "sheet")
 OF_TWO_RUNS = ("epochs", "by_pixels")
-COUNT = click.IntRange(min=0)
 
 
 @command(
@@ -55,23 +54,13 @@ COUNT = click.IntRange(min=0)
 @options.file(
     "--state", "FILE", "State of the loader as JSON, or the run's log; its last step is the default."
 )
-@click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
-@click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
-@click.option(
-    "--start",
-    type=COUNT,
-    help="Place from which steps are counted.  [default: 0, or where the run continued within a step]",
+@options.count("--epoch", "Which epoch.  [default: the state's, or 0]")
+@options.count("--step", "Which step, from 0.  [default: the state's last one]")
+@options.count(
+    "--start", "Place from which steps are counted.  [default: 0, or where the run continued within a step]"
 )
-@click.option(
-    "--rank", type=COUNT, default=0, show_default=False, help="Which rank.  [default: the card's, or 0]"
-)
-@click.option(
-    "--world-size",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=False,
-    help="Number of ranks.  [default: 1]",
-)
+@options.count("--rank", "Which rank.  [default: the card's, or 0]", default=0, show_default=False)
+@options.count("--world-size", "Number of ranks.  [default: 1]", 1, default=1, show_default=False)
 @click.option(
     "--transform",
     type=TRANSFORM_NAME,
@@ -80,14 +69,12 @@ COUNT = click.IntRange(min=0)
     help="train, eval, none, or package.module:name.",
 )
 @options.together(*options.LOADER[1:])
-@click.option("--seed", type=COUNT, default=0, help="Seed of the order and crops.")
+@options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
 @click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
 @chosen_options
-@click.option(
-    "--gaps", type=click.Choice(("close", "keep")), default="close", help="With --without: the run's gaps."
-)
+@options.choice("--gaps", ("close", "keep"), "With --without: the run's gaps.", default="close")
 @options.flag("--records", "List all records of the step, not only the first ten.", name="listed")
 @options.file("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
 @click.option(
@@ -97,7 +84,7 @@ COUNT = click.IntRange(min=0)
     metavar="A B",
     help="Compare two runs by their cards, states or logs.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
+@options.count("--epochs", "How many epochs --diff compares.", 1, default=1)
 @options.flag("--pixels", "With --diff: reproduce the batches, and compare their values.", name="by_pixels")
 @options.output
 def replay(

@@ -40,17 +40,12 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
     type=options.FOLDER,
     help="Compare with this dataset: shared images, and the balance of classes.",
 )
-@click.option(
-    "--pixels",
-    type=click.Choice(PIXELS),
-    default="sample",
-    help="Which images are read; a sample is up to 4,096.",
-)
+@options.choice("--pixels", PIXELS, "Which images are read; a sample is up to 4,096.", default="sample")
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
 )
 @click.option("--record", metavar="KEY", help="Show the hashes that link this record to the root.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
+@options.count("--seed", "Seed of the sample.", default=0)
 @options.file(
     "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
 )
@@ -180,11 +175,11 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 )
 @options.file("--limits", "FILE.toml", "A root, and a table [max].", name="file")
 @options.file("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")
-@click.option(
+@options.choice(
     "--pixels",
-    type=click.Choice(PIXELS[1:]),
+    PIXELS[1:],
+    "Which images are read, if a limit needs them; a sample is up to 4,096.",
     default="all",
-    help="Which images are read, if a limit needs them; a sample is up to 4,096.",
 )
 @options.work
 def gate(
@@ -242,10 +237,8 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
 @options.flag("--near", "Also find images that were scaled or compressed again; reads all images.")
 @options.file("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
 @options.file("--run", "FILE", "The log, card or state of a run: also list when it saw the pictures.")
-@click.option(
-    "--epochs",
-    type=click.IntRange(min=1),
-    help="With --run: how many epochs it had.  [default: those of the log or state, or 1]",
+@options.count(
+    "--epochs", "With --run: how many epochs it had.  [default: those of the log or state, or 1]", 1
 )
 @chosen_options
 @options.work

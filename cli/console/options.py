@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import reduce, wraps
@@ -78,6 +78,7 @@ def _shuffle(text: str) -> Shuffle | None:
     return LocalShuffle(int(text) if text.isdecimal() else text)
 
 
+NAMED = ("train", "eval", "none")  # transforms
 SIZE = Parsed("size", parse_bytes)
 PART = Parsed("part", _part)
 FOLDER = Parsed("folder", user_path, "dir")
@@ -113,24 +114,32 @@ def file(option: str, metavar: str, words: str, *, name: str | None = None) -> O
     return click.option(option, *([name] if name else []), type=ANY_PATH, metavar=metavar, help=words)
 
 
+def count(
+    option: str, words: str, least: int = 0, *, most: int | None = None, name: str | None = None, **more: Any
+) -> Option:
+    """Return an option for a whole number; ``more`` is passed to click. See also :func:`flag`."""
+    kind = click.IntRange(least, most)
+    return click.option(option, *([name] if name else []), type=kind, help=words, **more)
+
+
+def choice(option: str, values: Sequence[str], words: str, *, name: str | None = None, **more: Any) -> Option:
+    """Return an option for one of these values; see :func:`count`."""
+    return click.option(option, *([name] if name else []), type=click.Choice(values), help=words, **more)
+
+
 def together(*options: Option) -> Option:
     """Return these options as one, in this order."""
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-workers: Option = click.option(
+workers = count(
     "--workers",
-    type=click.IntRange(0, MOST_WORKERS),
-    help="Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
+    "Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
+    most=MOST_WORKERS,
 )
 LOADER: tuple[Option, ...] = (
-    click.option(
-        "--transform",
-        type=click.Choice(("train", "eval", "none")),
-        default="train",
-        help="Random or centre crops; none delivers the encoded bytes.",
-    ),
-    click.option("--size", "pixels", type=click.IntRange(min=1), default=224, help="Side of a crop."),
+    choice("--transform", NAMED, "Random or centre crops; none delivers the encoded bytes.", default="train"),
+    count("--size", "Side of a crop.", 1, name="pixels", default=224),
     click.option("--batch-size", type=click.IntRange(min=1), default=256),
     click.option(
         "--shuffle",
@@ -146,12 +155,12 @@ LOADER: tuple[Option, ...] = (
 def progress(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--progress`` and ``--quiet`` to a command, which gets a CommandProgress as ``progress``."""
 
-    @click.option(
+    @choice(
         "--progress",
-        "form",
-        type=click.Choice(FORMS),
+        FORMS,
+        "Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
+        name="form",
         default="auto",
-        help="Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
     )
     @flag("--quiet", "Show no progress; same as --progress never.")
     @wraps(command)
@@ -179,18 +188,8 @@ work = together(workers, output)
 def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
     """Return ``--at-once``, ``--retries`` and ``--timeout``, the time ``without`` progress of a request."""
     return together(
-        click.option(
-            "--at-once",
-            type=click.IntRange(1, 256),
-            default=at_once,
-            help="Number of files at the same time.",
-        ),
-        click.option(
-            "--retries",
-            type=click.IntRange(0, 1000),
-            default=10,
-            help="Number of times to retry a failed request.",
-        ),
+        count("--at-once", "Number of files at the same time.", 1, most=256, default=at_once),
+        count("--retries", "Number of times to retry a failed request.", most=1000, default=10),
         click.option(
             "--timeout",
             "timeout_s",

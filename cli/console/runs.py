@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from shardprep.loaders.transforms.contract import Transform
 
 
-NAMED = ("train", "eval", "none")
 OF_A_RUN = ("batch_size", "shuffle", "seed", "world_size", "drop_last", "labels", "gaps")
 
 
 def _transform_name(text: str) -> str:
     module, colon, name = text.partition(":")
-    if text not in NAMED and not (colon and module and name.isidentifier()):
-        raise ValueError(f"{text!r} is neither one of {', '.join(NAMED)} nor a package.module:name")
+    if text not in options.NAMED and not (colon and module and name.isidentifier()):
+        raise ValueError(f"{text!r} is neither one of {', '.join(options.NAMED)} nor a package.module:name")
     return text
 
 
@@ -118,7 +117,7 @@ class RunOptions:
     def _transform(self) -> Transform | None:
         """Return the transform that was named; modules in the current folder are found, too."""
         text: str = self.values["transform"]
-        if text in NAMED:
+        if text in options.NAMED:
             return options.transform_of(text, self.values["pixels"])
         module, _, name = text.partition(":")
         here = str(Path.cwd())
