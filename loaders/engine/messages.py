@@ -62,8 +62,8 @@ class RowTask(Protocol):
     """The work of an engine: picklable, opened once in each worker.
 
     An item is a numpy value of fixed size, at most 32 KiB. ``stages`` names the timed stages: the work adds
-    seconds to ``clock[i]`` for ``stages[i]``. The engine does not limit the threads of libraries: do so when
-    the work is opened (``cv2.setNumThreads(0)``).
+    seconds to ``clock[i]`` for ``stages[i]``. In workers, OpenCV and PyTorch compute in one thread if the
+    work imports them when it is unpickled.
     """
 
     @property

@@ -14,7 +14,14 @@ from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Descriptor, memory_file, read_at
-from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
+from shardprep.formats.runtime.processes import (
+    Channel,
+    Part,
+    import_main,
+    keep_freed_memory,
+    main_module,
+    use_one_thread,
+)
 from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.batches.slots import INPUTS, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
@@ -84,6 +91,8 @@ def main(
         try:
             import_main(main)
             received = work.received()
+            use_one_thread()
+            keep_freed_memory()
             fill = opened.enter_context(received.open(status_table.clock[index]))
         except Exception as error:  # raised again in the process that waits for the work
             _send(channel, pack_answer(Answer.FAILED), pack(error))

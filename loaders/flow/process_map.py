@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickled
@@ -224,8 +223,6 @@ class MapWork:
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        use_one_thread()
-        keep_freed_memory()
         with ExitStack() as opened:
             item_of = opened.enter_context(self.fetch()) if self.fetch else None
             random = ItemRandom(self.bits) if self.bits else None

@@ -236,7 +236,6 @@ class Loader(Owned, Closable):
                 label_map=tuple(self._labels.tolist()),
                 seed=plan.seed,
                 skip_bad=on_bad_record == "skip",
-                one_thread=self._workers > 0,
                 with_image=wanted.with_image,
                 files=FileSource.of(self.dataset),
             )
@@ -575,7 +574,7 @@ class Loader(Owned, Closable):
         places = Epoch(plan, epoch, start=start).batch(operator.index(step))
         items, transform = self._subset.items_at(places, epoch), self.transform
         observed = None if transform is None else ObservedTransform(transform)
-        work = replace(self._work, transform=observed or self._work.transform, one_thread=False)
+        work = replace(self._work, transform=observed or self._work.transform)
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)

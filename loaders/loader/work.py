@@ -25,7 +25,6 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.schema import Field, is_masked
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.runtime.progress import checked_int, seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of
@@ -478,8 +477,7 @@ class ShardWork:
 
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
     ``label_map[label]`` is the label passed to a transform. ``skip_bad`` leaves out damaged records, but a
-    shard that cannot be opened is still an error. ``one_thread`` limits OpenCV and PyTorch to one thread.
-    Damaged copies are fetched again from ``files``.
+    shard that cannot be opened is still an error. Damaged copies are fetched again from ``files``.
     """
 
     parts: tuple[PartFiles, ...]
@@ -488,7 +486,6 @@ class ShardWork:
     label_map: tuple[int, ...]
     seed: int
     skip_bad: bool
-    one_thread: bool
     with_image: bool = True
     files: FileSource = field(default_factory=FileSource)
 
@@ -500,9 +497,6 @@ class ShardWork:
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
-        if self.one_thread:
-            use_one_thread()
-            keep_freed_memory()
         with self.files.open(held=True) as files, closing(OpenRecords(self.parts, files)) as records:
             yield _ShardWorkspace(self, records, clock).fill
 
