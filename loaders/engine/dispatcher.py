@@ -151,14 +151,8 @@ class BatchRequest:
         return replace(self, inputs=(*self.inputs, (at, piece)), written=written)
 
 
-@dataclass(frozen=True, eq=False)
-class NotReady:
-    """A placeholder for a plan that is not ready; ``wait`` returns once it is, or raises."""
-
-    wait: Callable[[], object]
-
-
-Plan = Items | BatchRequest | NotReady
+Plan = Items | BatchRequest | Callable[[], object]
+"""A function takes the place of a plan that is not ready; it returns once the plan is ready, or raises."""
 
 
 @dataclass(eq=False)

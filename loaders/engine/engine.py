@@ -20,7 +20,7 @@ from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
-from shardprep.loaders.engine.dispatcher import BatchRequest, Dispatcher, EngineRun, NotReady, Plan
+from shardprep.loaders.engine.dispatcher import BatchRequest, Dispatcher, EngineRun, Plan
 from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, MAX_ROW_FAILURES, LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.messages import (
     CpuClock,
@@ -222,10 +222,10 @@ class BatchPlans:
         """Draw up to ``enough`` further plans; wait for one only if no batch is due."""
         while enough > 0 and not self._drained:
             try:
-                if isinstance(plan := next(self._plans), NotReady):
+                if callable(plan := next(self._plans)):
                     if self._outstanding:
                         return
-                    plan.wait()
+                    plan()
                     continue
             except StopIteration:
                 self._drained = True

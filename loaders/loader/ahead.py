@@ -33,7 +33,7 @@ from shardprep.formats.shards.dataset import Block
 from shardprep.formats.shards.manifest import tables_of
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import CacheCounts, CachedDataset, CacheTooSmall, FileCache, FileHold
-from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
+from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
 from shardprep.loaders.engine.engine import Counts
 from shardprep.loaders.order.epoch import EpochPlan, ShardUses, shard_uses
 from shardprep.loaders.order.parts import Records
@@ -308,7 +308,7 @@ class EpochFeed(Owned):
         self._lock = threading.RLock()
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        """Yield the request of a step's batch once its shards are held, and NotReady until then."""
+        """Yield the request of a step's batch once its shards are held; until then, functions that wait."""
         self.refuse_forked("Loader")
         shards = frozenset(self._uses.at(step).tolist())
         with self._lock:
@@ -318,9 +318,7 @@ class EpochFeed(Owned):
         if not last:
             arrived: list[FileHold] = []
             while (held := arrived.pop() if arrived else self._shards.hold_cached(shards)) is None:
-                yield NotReady(
-                    lambda: arrived.append(self._shards.hold(shards, is_first=not self._has_begun))
-                )
+                yield lambda: arrived.append(self._shards.hold(shards, is_first=not self._has_begun))
             with self._lock:
                 self._in_flight.append((shards, held))
             self._has_begun = True
