@@ -165,12 +165,10 @@ class Leases:
 
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
         """Reassign the leases of a worker that died, at ``row`` of the lease if it holds that one."""
-        lost = list(self._held[worker].values())
-        self._held[worker].clear()
-        self._waiting.extendleft(lease for lease in reversed(lost) if self._batch_of(lease))
-        for lease in lost:
-            if lease.id == lease_id and self._batch_of(lease):
-                self._count_failure(lease, row, cause)
+        lost, self._held[worker] = self._held[worker], {}
+        self._waiting.extendleft(lease for lease in reversed(lost.values()) if self._batch_of(lease))
+        if (lease := lost.get(lease_id)) and self._batch_of(lease):
+            self._count_failure(lease, row, cause)
 
     def deliver(self) -> LeasedBatch | None:
         """Return the batch that is due, if it is finished or has failed; the receiver then owns its slot."""
