@@ -439,11 +439,15 @@ class Shard(Owned, Closable):
             if not in_place:
                 raise
             raise not_indexed(images, "is not there") from error
-        if entry is None:
-            self._addresses  # noqa: B018 - reads and checks them
-        elif not in_place and self.file.size != entry.size:
-            message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
-            raise ShardDamaged(message, path=path)
+        try:
+            if entry is None:
+                self._addresses  # noqa: B018 - reads and checks them
+            elif not in_place and self.file.size != entry.size:
+                message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
+                raise ShardDamaged(message, path=path)
+        except BaseException:
+            self.close()
+            raise
 
     @cached_property
     def _addresses(self) -> Addresses:
