@@ -74,12 +74,8 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
         return f"code {version}", [_Literal(value.co_code), value.co_names, value.co_consts]
     if isinstance(value, FunctionType):
         cells = map(_content, value.__closure__ or ())
-        return f"function {value.__qualname__}", [
-            value.__code__,
-            value.__defaults__,
-            value.__kwdefaults__,
-            *cells,
-        ]
+        parts = value.__code__, value.__defaults__, value.__kwdefaults__, *cells
+        return f"function {value.__qualname__}", parts
     if isinstance(value, tuple | list):
         if all(type(part) in ATOMS for part in value):
             value = [_Literal(repr(list(value)).encode("utf-8", "backslashreplace"))]

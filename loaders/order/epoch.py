@@ -370,7 +370,7 @@ class EpochPlan:
 
     def delivered(self, numbers: Records, epoch: int) -> Records:
         """Return the numbers at some places of an order, without the omitted ones among them."""
-        return numbers if self.omission.closes else self.omission.kept(numbers, epoch)
+        return numbers if self.omission.closes else numbers[~self.omission.has(numbers, epoch)]
 
     def omitted_places(self, epoch: int) -> Records:
         """Return the places of the omitted records, in stored order."""
