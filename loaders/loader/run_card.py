@@ -267,10 +267,9 @@ def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
     """Return both values of a setting, or None if they are equal."""
     if name == "transform":
         return differing_transforms(one.transform, other.transform)
-    if name in ("records", "without"):
-        one, other = one.without_numbers(), other.without_numbers()
-    texts = _text(one.to_json().get(name)), _text(other.to_json().get(name))
-    return None if texts[0] == texts[1] else texts
+    found = [card.without_numbers().to_json().get(name) for card in (one, other)]
+    first, second = (each if isinstance(each, str) else json.dumps(each, sort_keys=True) for each in found)
+    return None if first == second else (first, second)
 
 
 def differing_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
@@ -282,10 +281,6 @@ def differing_transforms(one: TransformCard | None, other: TransformCard | None)
     unknown = one.identity is None or other.identity is None
     same = one.name == other.name and (unknown or one.identity == other.identity)
     return None if same else (one.title, other.title)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'
