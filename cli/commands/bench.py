@@ -132,26 +132,22 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
 @click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
 @options.workers
 @options.flag("--explain", "Also print a table of stages, and test the verdict with short runs.")
-@click.option(
+@options.value(
     "--sweep",
-    "swept",
+    "OPTION=N,N",
+    "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
+    "the fastest.",
+    name="swept",
     type=options.Parsed("sweep", _swept),
-    metavar="OPTION=N,N",
-    help=(
-        "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
-        "the fastest."
-    ),
 )
 @options.file("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
 @options.file("--html", "FILE", "Also write a page with charts of the run.")
 @options.file("--disk", "PROFILE.json", "Compare with a disk profile from prep bench-disk --save.")
-@click.option(
+@options.value(
     "--columns",
-    metavar="NAME,NAME",
-    help=(
-        "Read only these columns; without 'image', and for records without images, --transform is none.  "
-        "[default: all]"
-    ),
+    "NAME,NAME",
+    "Read only these columns; without 'image', and for records without images, --transform is none.  "
+    "[default: all]",
 )
 @options.flag(
     "--shuffle-quality",

@@ -81,49 +81,42 @@ allow_partial_option: options.Option = options.flag(
     "--skip-non-images",
     "Leave out files in folders and lists that are not images; damaged images are still errors.",
 )
-@click.option(
-    "--val-fraction",
-    type=float,
-    metavar="F",
-    help="Move this fraction of each training class to val, chosen by --seed.",
+@options.value(
+    "--val-fraction", "F", "Move this fraction of each training class to val, chosen by --seed.", type=float
 )
 @click.option(
     "--root",
     type=options.FOLDER,
     help="Folder that the paths of a list are relative to.  [default: the list's]",
 )
-@click.option("--path-column", metavar="NAME", help="Column of paths in a CSV or JSON Lines file.")
-@click.option("--label-column", metavar="NAME", help='Label column; "" for none.  [default: the usual names]')
-@click.option(
+@options.value("--path-column", "NAME", "Column of paths in a CSV or JSON Lines file.")
+@options.value("--label-column", "NAME", 'Label column; "" for none.  [default: the usual names]')
+@options.value(
     "--image-column",
-    metavar="NAME",
-    help=(
-        "Column of images in WebDataset, TFRecord, Parquet or tensorpack's LMDB.  [default: the usual names]"
-    ),
+    "NAME",
+    "Column of images in WebDataset, TFRecord, Parquet or tensorpack's LMDB.  [default: the usual names]",
 )
-@click.option(
+@options.value(
     "--column",
-    "columns",
+    "NAME:KIND[=HEADER]",
+    "Convert this column of a list or metadata.csv; repeatable.  [default: all of metadata.csv, kinds "
+    "inferred]",
+    name="columns",
     multiple=True,
-    metavar="NAME:KIND[=HEADER]",
-    help=(
-        "Convert this column of a list or metadata.csv; repeatable.  [default: all of metadata.csv, kinds "
-        "inferred]"
-    ),
 )
-@click.option(
+@options.value(
     "--pair",
-    "pairs",
+    "NAME=FOLDER",
+    "Convert the images of a second folder as a column, such as mask=masks; repeatable.",
+    name="pairs",
     multiple=True,
-    metavar="NAME=FOLDER",
-    help="Convert the images of a second folder as a column, such as mask=masks; repeatable.",
 )
-@click.option("--coco", metavar="FILE", help="COCO instances file, relative to SOURCE.  [default: found]")
-@click.option(
+@options.value("--coco", "FILE", "COCO instances file, relative to SOURCE.  [default: found]")
+@options.value(
     "--part",
+    "I/N",
+    "Build one of N shares of the shards, on any machine; omit --part to finish.",
     type=options.PART,
-    metavar="I/N",
-    help="Build one of N shares of the shards, on any machine; omit --part to finish.",
 )
 @options.cluster
 @options.file(
@@ -368,13 +361,13 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     "join shards/train --column age=ages.npy --column caption:text=captions.csv",
 )
 @click.argument("dataset", type=options.FOLDER)
-@click.option(
+@options.value(
     "--column",
-    "columns",
+    "NAME[:KIND]=FROM",
+    "FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
+    name="columns",
     multiple=True,
     required=True,
-    metavar="NAME[:KIND]=FROM",
-    help="FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
 )
 @options.work
 def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:

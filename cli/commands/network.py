@@ -46,11 +46,11 @@ def _shard_numbers(text: str) -> list[int]:
 )
 @click.argument("url")
 @click.argument("folder", type=options.ANY_PATH)
-@click.option(
+@options.value(
     "--shards",
+    "NUMBERS",
+    "Fetch only these shards, such as 0-9 or 3,5,7.",
     type=options.Parsed("shards", _shard_numbers),
-    metavar="NUMBERS",
-    help="Fetch only these shards, such as 0-9 or 3,5,7.",
 )
 @options.transfer(at_once=8, timeout_s=30, without="a byte")
 @options.output
@@ -176,7 +176,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
 )
 @click.argument("dataset", type=options.FOLDER)
-@click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
+@options.value("--to", "tcp://HOST:PORT", "Address of the receiver.", name="endpoint", required=True)
 @options.together(*options.LOADER)
 @options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")

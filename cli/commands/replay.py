@@ -61,28 +61,20 @@ OF_TWO_RUNS = ("epochs", "by_pixels")
 )
 @options.count("--rank", "Which rank.  [default: the card's, or 0]", default=0, show_default=False)
 @options.count("--world-size", "Number of ranks.  [default: 1]", 1, default=1, show_default=False)
-@click.option(
-    "--transform",
-    type=TRANSFORM_NAME,
-    default="train",
-    metavar="NAME",
-    help="train, eval, none, or package.module:name.",
+@options.value(
+    "--transform", "NAME", "train, eval, none, or package.module:name.", type=TRANSFORM_NAME, default="train"
 )
 @options.together(*options.LOADER[1:])
 @options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
-@click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
+@options.value("--columns", "NAME,NAME", "Columns in a batch.  [default: all]")
 @chosen_options
 @options.choice("--gaps", ("close", "keep"), "With --without: the run's gaps.", default="close")
 @options.flag("--records", "List all records of the step, not only the first ten.", name="listed")
 @options.file("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
-@click.option(
-    "--diff",
-    nargs=2,
-    type=options.ANY_PATH,
-    metavar="A B",
-    help="Compare two runs by their cards, states or logs.",
+@options.value(
+    "--diff", "A B", "Compare two runs by their cards, states or logs.", nargs=2, type=options.ANY_PATH
 )
 @options.count("--epochs", "How many epochs --diff compares.", 1, default=1)
 @options.flag("--pixels", "With --diff: reproduce the batches, and compare their values.", name="by_pixels")

@@ -41,10 +41,10 @@ OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings
     help="Compare with this dataset: shared images, and the balance of classes.",
 )
 @options.choice("--pixels", PIXELS, "Which images are read; a sample is up to 4,096.", default="sample")
-@click.option(
-    "--class", "classes", multiple=True, metavar="NAME", help="Show many images of this class; repeatable."
+@options.value(
+    "--class", "NAME", "Show many images of this class; repeatable.", name="classes", multiple=True
 )
-@click.option("--record", metavar="KEY", help="Show the hashes that link this record to the root.")
+@options.value("--record", "KEY", "Show the hashes that link this record to the root.")
 @options.count("--seed", "Seed of the sample.", default=0)
 @options.file(
     "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
@@ -138,10 +138,7 @@ NAMED_LIMITS = {
     "damaged": "Images that cannot be read or decoded.  [default: 0]",
 }
 limit_options = options.together(
-    *(
-        click.option(f"--max-{name}", type=LIMIT, metavar="N", help=words)
-        for name, words in NAMED_LIMITS.items()
-    )
+    *(options.value(f"--max-{name}", "N", words, type=LIMIT) for name, words in NAMED_LIMITS.items())
 )
 
 
@@ -162,16 +159,16 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 )
 @click.argument("dataset", type=options.FOLDER)
 @click.option("--against", type=options.FOLDER, help="A dataset whose images must not be in this one.")
-@click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
+@options.value("--root", "SHA256", "The root that the dataset must have.")
 @options.flag("--canaries", "Fail if this machine decodes images to different pixels.")
 @limit_options
-@click.option(
+@options.value(
     "--max",
-    "others",
+    "NAME=N",
+    "A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
+    name="others",
     multiple=True,
-    metavar="NAME=N",
     callback=_named_limit,
-    help="A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
 )
 @options.file("--limits", "FILE.toml", "A root, and a table [max].", name="file")
 @options.file("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")

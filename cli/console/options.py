@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -109,9 +109,13 @@ def flag(option: str, words: str, *, name: str | None = None) -> Option:
     return click.option(option, *([name] if name else []), is_flag=True, help=words)
 
 
-def file(option: str, metavar: str, words: str, *, name: str | None = None) -> Option:
-    """Return an option for a path, which need not exist; see :func:`flag` for ``words`` and ``name``."""
-    return click.option(option, *([name] if name else []), type=ANY_PATH, metavar=metavar, help=words)
+def value(option: str, metavar: str, words: str, *, name: str | None = None, **more: Any) -> Option:
+    """Return an option for a text; ``more`` is passed to click. See also :func:`flag`."""
+    return click.option(option, *([name] if name else []), metavar=metavar, help=words, **more)
+
+
+file = partial(value, type=ANY_PATH)
+"""An option for a path, which need not exist."""
 
 
 def count(
@@ -141,12 +145,12 @@ LOADER: tuple[Option, ...] = (
     choice("--transform", NAMED, "Random or centre crops; none delivers the encoded bytes.", default="train"),
     count("--size", "Side of a crop.", 1, name="pixels", default=224),
     click.option("--batch-size", type=click.IntRange(min=1), default=256),
-    click.option(
+    value(
         "--shuffle",
+        "WINDOW|none|global",
+        "Shuffle window: a number of records, or bytes such as 2GiB.",
         type=Parsed("shuffle", _shuffle),
         default="10000",
-        metavar="WINDOW|none|global",
-        help="Shuffle window: a number of records, or bytes such as 2GiB.",
     ),
 )
 """The options ``transform``, ``pixels``, ``batch_size`` and ``shuffle``."""
@@ -190,13 +194,13 @@ def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
     return together(
         count("--at-once", "Number of files at the same time.", 1, most=256, default=at_once),
         count("--retries", "Number of times to retry a failed request.", most=1000, default=10),
-        click.option(
+        value(
             "--timeout",
-            "timeout_s",
+            "SECONDS",
+            f"Time without {without} after which a request fails.",
+            name="timeout_s",
             type=click.FloatRange(0, 3600, min_open=True),
             default=timeout_s,
-            metavar="SECONDS",
-            help=f"Time without {without} after which a request fails.",
         ),
     )
 
@@ -229,13 +233,11 @@ CONNECT_TIMEOUT_S = 10
 CLOSE_TIMEOUT_S = 2
 PORTS = dict.fromkeys(("tcp", "tls", "ws", "wss", "ucx"), 0) | {"ray": 10001}  # defaults; Dask has none
 
-cluster: Option = click.option(
+cluster: Option = value(
     "--cluster",
-    metavar="ADDRESS",
-    help=(
-        "Work on a cluster: the Dask scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto for Ray "
-        "on this machine. --workers is then the number of shards at a time."
-    ),
+    "ADDRESS",
+    "Work on a cluster: the Dask scheduler at tcp://HOST:PORT, Ray at ray://HOST:PORT, or auto for Ray "
+    "on this machine. --workers is then the number of shards at a time.",
 )
 
 
