@@ -45,22 +45,15 @@ def jax_array_of(part: Any, device: Any = None) -> Any:
         return part
     if part.dtype.kind not in NUMBERS and not jax.numpy.issubdtype(part.dtype, np.inexact):  # as bfloat16 is
         return part
-    array = _in_jax_width(part)
+    dtype = jax.dtypes.canonicalize_dtype(part.dtype.newbyteorder("="))
+    array: npt.NDArray[Any] = part if part.dtype == dtype else part.astype(dtype)
+    if dtype.kind in "iu" and part.dtype != dtype and (array != part).any():
+        raise UsageError(
+            f"{part.dtype} numbers of a batch do not fit {dtype}, the widest type that JAX has by default; "
+            "set jax_enable_x64, or deliver smaller numbers"
+        )
     if not getattr(device, "is_fully_addressable", True):  # each process has its own rows
         return jax.make_array_from_process_local_data(device, array)
     # Not by DLPack: JAX waits for its computations while it holds the interpreter's lock, which the thread
     # that releases a DLPack array needs. After `device_put`, the next call of JAX releases the array.
     return jax.device_put(array, device)
-
-
-def _in_jax_width(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-    if array.dtype == dtype:
-        return array
-    narrow: npt.NDArray[Any] = array.astype(dtype)
-    if dtype.kind in "iu" and (narrow != array).any():
-        raise UsageError(
-            f"{array.dtype} numbers of a batch do not fit {dtype}, the widest type that JAX has by default; "
-            "set jax_enable_x64, or deliver smaller numbers"
-        )
-    return narrow

@@ -217,7 +217,14 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             raise UsageError(
                 f"a batch has numbers that are not {dtype.name}, as its signature says; fix it or the signature"
             )
-    return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
+    _checked(array, spec)
+    is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype.isnative
+    is_shared = zero_copy and is_usable and array.ctypes.data % ALIGNMENT == 0
+    if is_shared or array.dtype.kind not in NUMBERS:
+        return array
+    fresh = aligned(array.nbytes).view(array.dtype.newbyteorder("=")).reshape(array.shape)
+    fresh[...] = array
+    return fresh
 
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:
@@ -236,18 +243,6 @@ def _checked(value: Any, spec: Any) -> Any:
             f"{spec.dtype.name} {spec.shape}; fix it, or give a signature= with None where sizes differ"
         )
     return value
-
-
-def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArray[Any]:
-    if array.dtype.kind not in NUMBERS:
-        return array
-    is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype.isnative
-    if zero_copy and is_usable and array.ctypes.data % ALIGNMENT == 0:
-        return array
-    dtype = array.dtype.newbyteorder("=")
-    fresh = aligned(array.nbytes).view(dtype).reshape(array.shape)
-    fresh[...] = array
-    return fresh
 
 
 def converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:

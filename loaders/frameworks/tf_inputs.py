@@ -593,19 +593,16 @@ class DatasetInput(DirectInput):
         if self._endless is None:
             make = tf.compat.v1.data.make_initializable_iterator if self._in_session else iter
             with nullcontext() if self._in_session else tf.init_scope():
-                self._endless = make(self._with_ends())
+                # endless epochs, each followed by an element of empty tensors
+                ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs))
+                epoch = self._dataset.map(self._marked).concatenate(tf.data.Dataset.from_tensors(ended))
+                self._endless = make(epoch.repeat())
         return self.packed(batch_of_element(self._endless.get_next(), self.specs))
 
-    def _with_ends(self) -> Any:
-        """Return an endless dataset of epochs, each followed by an element of empty tensors."""
-        ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs))
-
-        def marked(*parts: Any) -> Any:
-            spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
-            batch = parts if isinstance(spec, tuple) and not hasattr(spec, "_fields") else parts[0]
-            return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
-
-        return self._dataset.map(marked).concatenate(tf.data.Dataset.from_tensors(ended)).repeat()
+    def _marked(self, *parts: Any) -> Any:
+        spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
+        batch = parts if isinstance(spec, tuple) and not hasattr(spec, "_fields") else parts[0]
+        return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
 
     def start(self, session: Any) -> None:
         if self._in_session and self._endless is not None:

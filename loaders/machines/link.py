@@ -23,7 +23,7 @@ from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.keys import NotAdmitted, SenderAuth, WrongReceiver
-from shardprep.loaders.machines.ledger import StepLease, StepRef
+from shardprep.loaders.machines.ledger import StepRef
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_TEXT_CHARACTERS,
@@ -331,25 +331,23 @@ class Link(Closable):
         elif self._socket.binds and not self.is_admitted:
             return  # a message to an earlier sender here
         elif head.kind == FrameKind.LEASE:
-            self._add_lease(wire.read_lease(head))
+            lease = wire.read_lease(head)
+            if self._total != wire.UNKNOWN and lease.stop > self._total:
+                raise FrameDamaged(f"a lease ends at step {lease.stop} of {self._total}")
+            if self._leased and self._leased[-1].pass_number != lease.pass_number:
+                self._leased.clear()
+            # some may be held already, because an earlier lease of them expired
+            held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
+            for step in range(lease.start, lease.stop):
+                if (lease.pass_number, step) not in held:
+                    self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
+            self._last_lease = lease.id
         elif head.kind == FrameKind.CREDIT:
             self._is_probed = True
         elif head.kind == FrameKind.DONE:
             self.is_done = True
         elif head.kind == FrameKind.STOP:
             self._refusal = wire.text_in(head.description, "text")
-
-    def _add_lease(self, lease: StepLease) -> None:
-        """Add the steps of a lease, except those held already because an earlier lease of them expired."""
-        if self._total != wire.UNKNOWN and lease.stop > self._total:
-            raise FrameDamaged(f"a lease ends at step {lease.stop} of {self._total}")
-        if self._leased and self._leased[-1].pass_number != lease.pass_number:
-            self._leased.clear()
-        held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
-        for step in range(lease.start, lease.stop):
-            if (lease.pass_number, step) not in held:
-                self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
-        self._last_lease = lease.id
 
     def close(self) -> None:
         self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)

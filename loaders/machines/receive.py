@@ -34,17 +34,6 @@ class Position:
     receipt: Receipt | None = None
 
 
-def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None]:
-    """Parse a :meth:`RemoteSource.state_dict` into the position and the known terms. Raises UsageError."""
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
-    try:
-        position = built(Position, {"step": None, "taken": None} | state | {"pass_number": state.get("pass")})
-        return position, built(wire.SourceTerms | None, state.get("terms"))
-    except (DataError, UnknownVersion, UsageError, TypeError, ValueError) as error:
-        raise UsageError(f"not the state of a RemoteSource: {error}") from error
-
-
 class RemoteSource(Receiver):
     """Iterable over the batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
@@ -192,7 +181,13 @@ class RemoteSource(Receiver):
         From then on only senders with the terms in the state are admitted. Raises UsageError, and changes
         nothing, if the state is not valid or belongs to other batches.
         """
-        position, terms = position_from_json(state)
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
+        try:
+            given = {"step": None, "taken": None} | state | {"pass_number": state.get("pass")}
+            position, terms = built(Position, given), built(wire.SourceTerms | None, state.get("terms"))
+        except (DataError, UnknownVersion, UsageError, TypeError, ValueError) as error:
+            raise UsageError(f"not the state of a RemoteSource: {error}") from error
         with self._exclusive.use():
             known = self._reception.terms
             if terms and known and (difference := terms.difference(known)):
