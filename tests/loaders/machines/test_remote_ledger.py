@@ -42,7 +42,7 @@ class Peers(RuleBasedStateMachine):
         is_known: bool,
     ) -> None:
         self.lengths, self.parts, self.ahead, self.ordered = lengths, len(lengths), ahead, ordered
-        self.in_any_order = in_any_order
+        self.in_any_order = in_any_order or self.parts > 1  # as a receiver sets it
         self.total = lengths[0] if is_known and self.parts == 1 else None
         self.wanted = {n * self.parts + part for part, count in enumerate(lengths) for n in range(count)}
         start = min(start, max(self.wanted, default=-1) + 1)
