@@ -287,7 +287,8 @@ class EvalTransform(ImageTransform):
 
     Nothing is random. Thread-safe and picklable. The call raises BadImage, with the record's key, for bytes
     that do not decode. If one side of an image is more than 16 times the other (EXTREME_ASPECT), only the
-    part that the centre needs is resized: its pixels may differ from the whole image's by rounding.
+    part that the centre needs is resized: its pixels may differ from the whole image's by rounding or,
+    where ``"area"`` enlarges, by a shift of one pixel.
 
     With ``interpolation="auto"``, enlarging is bilinear, shrinking by 1.2 to 3 is bilinear after a smoothing
     filter, and other shrinking averages areas. Photographs of 500 pixels then match antialiased bilinear

@@ -354,13 +354,13 @@ def test_images_of_any_extreme_aspect_differ_by_rounding_only(
 ) -> None:
     longer, size = int(shorter * aspect), data.draw(st.integers(1, resize))
     places = np.add.outer(np.arange(shorter) * 3, np.arange(longer) * 4)
-    ramp = np.abs(places % 510 - 255)  # without edges: the grids may be a quarter of a pixel apart
+    ramp = np.abs(places % 510 - 255)  # in steps of 4; the grids may be a quarter of a pixel apart
     image = np.dstack([ramp, 255 - ramp, ramp // 2]).astype(np.uint8)
 
     different = np.abs(
         evaluated(image, size, resize, interpolation).astype(int) - whole(image, size, resize, interpolation)
     )
-    assert different.max() <= 2
+    assert different.max() <= (4 if interpolation == "area" else 2)  # which enlarges in steps of a pixel
 
 
 def both(image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
