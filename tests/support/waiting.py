@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], *, timeout_s: float = 120.0) -> None:
     """Wait until the condition is true; fail after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -102,17 +102,14 @@ def assert_shows(inside: np.ndarray, boxes: np.ndarray) -> None:
 @given(record=st.integers(0, 10_000), kind=kinds, blocks=st.integers(2, 6))
 def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, kind: str, blocks: int) -> None:
     random = np.random.default_rng(record)
-    numbers = np.kron(random.permutation(blocks * blocks).reshape(blocks, blocks), np.ones((48, 56))).astype(
-        np.uint8
+    numbers = (
+        random.permutation(blocks**2).astype(np.uint8).reshape(blocks, blocks).repeat(48, 0).repeat(56, 1)
     )
-    palette = random.permutation(
-        np.stack(np.meshgrid([0, 90, 180, 255], [0, 90, 180, 255], [0, 90, 180, 255]), -1).reshape(-1, 3)
-    ).astype(np.uint8)
+    colours = np.stack(np.meshgrid(*[[0, 90, 180, 255]] * 3), -1).reshape(-1, 3)
+    palette = random.permutation(colours).astype(np.uint8)
     pixels = np.ascontiguousarray(palette[numbers][..., ::-1])
-    extension = ".png" if kind == "png" else ".jpg"
-    image = cv2.imencode(extension, pixels, [] if kind == "png" else [cv2.IMWRITE_JPEG_QUALITY, 97])[
-        1
-    ].tobytes()
+    form: list[Any] = [".png"] if kind == "png" else [".jpg", cv2.IMWRITE_JPEG_QUALITY, 97]
+    image = encoded(pixels, *form)
     if kind == "crop-ready":
         image = crop_ready(image, read_image_header(image))
     sample = Example("regions", 0, image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
