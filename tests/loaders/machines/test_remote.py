@@ -479,7 +479,7 @@ def test_a_forked_copy_does_not_draw_and_close_ends_a_waiting_thread() -> None:
         copy.join(TIMEOUT_S)
         assert copy.exitcode == 1
         waiting = pool.submit(list, source)
-        time.sleep(0.2)
+        until(lambda: source.stats().waited)
         with pytest.raises(UsageError, match="another thread"):
             iter(source)
         source.close()
