@@ -13,7 +13,7 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
 from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
-from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.progress import Progress, check_flags
 from shardprep.formats.shards.manifest import read_manifest
 
 OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look alike": "similar"}
@@ -140,6 +140,7 @@ def gate(
         UsageError: A limit is unknown or not a number, or needs images or another dataset that are not given.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
+    check_flags(canaries=canaries)
     wanted = dict(limits)
     for name, limit in wanted.items():
         if name not in KINDS:

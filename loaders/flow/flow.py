@@ -192,6 +192,7 @@ class Flow(Closable):
         errors of :func:`.open_dataset`. A pass checks each record against its CRC-32C, and raises
         CorruptRecord and ShardDamaged.
         """
+        check_flags(with_keys=with_keys)
         dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(dataset.close)

@@ -15,7 +15,7 @@ import pytest
 import shardprep
 from shardprep.formats import convert, fetch, find, open_dataset
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import ArraySpec, ColorJitter, Cut, EvalTransform, FakeData
+from shardprep.loaders import ArraySpec, ColorJitter, Cut, EvalTransform, FakeData, Flow
 from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.frames import FrameReceiver, send_batches
@@ -206,6 +206,8 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
     (partial(find, "lmdb"), [({"images": 5}, "images must be a list of paths")]),
     (partial(find, "lmdb", []), each_of(near=("no",))),
+    (partial(shardprep.gate, "lmdb", {}), each_of(canaries=("no",))),
+    (partial(Flow.from_dataset, "lmdb"), each_of(with_keys=("no",))),
     (shardprep.PlanOptions, each_of(decode_check=("no",), crop_ready=("no",))),
     (shardprep.ConvertOptions, each_of(restart=("no",), allow_partial=("no",))),
     (shardprep.SourceOptions, each_of(follow_symlinks=("no",), skip_non_images=("no",))),
