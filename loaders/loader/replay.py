@@ -60,8 +60,7 @@ class ObservedTransform:
 
     def _note(self, record: TransformInput, rng: np.random.Generator) -> None:
         """Record the parts shown, and restore the state of the random numbers."""
-        tell = getattr(self._transform, "shown", None)
-        if tell is None:
+        if (tell := getattr(self._transform, "shown", None)) is None:
             return
         state = rng.bit_generator.state
         found = tell(record, rng)

@@ -282,7 +282,14 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None
     """
     if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _lie_side_by_side(labels):
         return None
-    found = _classes_in_batches(plan, labels)
+    full = plan.full_batches
+    steps = len(full.split(0)) - (0 if plan.drop_last else 1)
+    chosen = list(range(steps))
+    if steps >= PLACES * BATCHES:
+        begins = [steps * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
+        chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
+    counts = [len(np.unique(labels[batch])) for batch in map(Epoch(full, 0).batch, chosen)]
+    found = float(np.mean(counts)) if counts else 0.0
     if plan.omission.closes:
         labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
@@ -298,16 +305,3 @@ def _lie_side_by_side(labels: Labels) -> bool:
     _, sizes = np.unique(np.concatenate([beside, apart]), return_counts=True)
     chance = float((sizes / sizes.sum()) @ (sizes / sizes.sum())) * count
     return bool(equal > SIDE_BY_SIDE * chance + 5 * np.sqrt(chance) + 1)
-
-
-def _classes_in_batches(plan: EpochPlan, labels: Labels) -> float:
-    """Return the mean over full batches at some places of the first epoch; 0 if there are none."""
-    plan = plan.full_batches
-    steps = len(plan.split(0)) - (0 if plan.drop_last else 1)
-    chosen = list(range(steps))
-    if steps >= PLACES * BATCHES:
-        begins = [steps * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
-        chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
-    batches = map(Epoch(plan, 0).batch, chosen)
-    counts = [len(np.unique(labels[batch])) for batch in batches]
-    return float(np.mean(counts)) if counts else 0.0
