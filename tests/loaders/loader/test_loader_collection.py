@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import BadTarget, ManifestDamaged, UsageError, collect, make_sample, open_dataset
-from shardprep.formats.conversion import convert as conversion
+from shardprep.formats.conversion import shard as conversion
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.storage import open as collections
 from shardprep.loaders import EvalTransform, Flow, Loader, LocalShuffle, SortedByClass, TrainTransform
