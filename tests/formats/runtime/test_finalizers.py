@@ -158,8 +158,7 @@ def test_a_forked_copy_that_closes_an_owner_leaves_the_original_alone(tmp_path: 
 
         if not (pid := os.fork()):
             try:
-                # a copy that outlives this process holds no lock
-                assert [lock.fileno() for lock in place._locks] == [-1]
+                assert [lock.fileno() for lock in place._locks] == [-1]  # a lasting copy holds no lock
                 made.kill()
                 made.__exit__()
                 place.__exit__(None, None, None)
