@@ -108,6 +108,10 @@ def built(kind: Any, value: Any) -> Any:
     type, or one of these ``| None``. Ints must be 0 or more. Fields with defaults may be missing. Raises
     KeyError, TypeError or ValueError for other values.
     """
+    if kind is int:
+        return natural(value)
+    if type(value) is kind:  # most values: a manifest has thousands
+        return value
     if isinstance(kind, UnionType):
         return None if value is None else built(get_args(kind)[0], value)
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
@@ -120,11 +124,7 @@ def built(kind: Any, value: Any) -> Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**built_fields(kind, value))
-    if kind is int:
-        return natural(value)
-    if type(value) is not kind:
-        raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
-    return value
+    raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
 
 
 _hints_of = cache(get_type_hints)  # which compiles all annotations again
