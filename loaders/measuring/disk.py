@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -28,6 +28,7 @@ from shardprep.formats.errors import NoSpace, UsageError, WorkerDied
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
+    Descriptor,
     filesystem_type,
     naming,
     user_path,
@@ -502,7 +503,8 @@ class OpenFiles:
     @classmethod
     def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
         """Open files, which the stack closes. Raises OSError."""
-        return cls(stack.enter_context(path.open("rb", buffering=0)).fileno() for path in paths)
+        files = (Descriptor(os.open(path, OPEN_FLAGS)) for path in paths)  # does not wait for a fifo's writer
+        return cls(stack.enter_context(closing(file)).fileno() for file in files)
 
 
 @dataclass(frozen=True)

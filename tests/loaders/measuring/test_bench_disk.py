@@ -97,11 +97,11 @@ def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_what_cannot_be_read_is_the_systems_error(tmp_path: Path, stack: ExitStack, depth: int) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
-    stack.callback(os.close, folder)
+    os.mkfifo(tmp_path / "fifo")
+    opened = OpenFiles.of([tmp_path, tmp_path / "fifo"], stack)  # without a writer
 
     with pytest.raises(IsADirectoryError):
-        read([folder], AT_START, Pattern(4096, depth), seconds=FOREVER)
+        read(opened.descriptors[:1], AT_START, Pattern(4096, depth), seconds=FOREVER)
 
 
 def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(files: OpenFiles) -> None:
