@@ -495,6 +495,10 @@ class Epoch:
     def _left_out(self) -> Records:
         return self.plan.delivered(self._order[self._split.whole.stop :], self.number)
 
+    @cached_property
+    def _omitted(self) -> Tally:
+        return self.plan.omitted(self.number)
+
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
         receipt = self._receipt.add(numbers)
@@ -530,7 +534,7 @@ class Epoch:
         """The receipt of the records delivered so far and, at the end, of those left out."""
         if not self.is_over:
             return self._receipt
-        return self._receipt.leave_out(self._left_out, omitted=self.plan.omitted(self.number))
+        return self._receipt.leave_out(self._left_out, omitted=self._omitted)
 
     def state(self) -> dict[str, Any]:
         """Return the epoch's place and receipt as JSON values for :func:`resumed`."""
