@@ -60,7 +60,6 @@ def _joined(kind: str, parts: Iterable[bytes]) -> bytes:
 
 def _parts(value: Any) -> tuple[str, Iterable[object]]:
     kind = str if isinstance(value, LibraryVersion) else type(value)
-    name = _name_of(kind)
     if isinstance(value, ATOMS):
         return kind.__name__, [_Literal(repr(value).encode("utf-8", "backslashreplace"))]
     if isinstance(value, np.ndarray) and not is_masked(value) and not value.dtype.hasobject:
@@ -76,6 +75,7 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
         cells = map(_content, value.__closure__ or ())
         parts = value.__code__, value.__defaults__, value.__kwdefaults__, *cells
         return f"function {value.__qualname__}", parts
+    name = _name_of(kind)
     if isinstance(value, tuple | list):
         if all(type(part) in ATOMS for part in value):
             value = [_Literal(repr(list(value)).encode("utf-8", "backslashreplace"))]

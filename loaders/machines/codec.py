@@ -275,7 +275,7 @@ def _listed(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
         shapes, width = table.reshape(count, axes).tolist(), np.dtype(of).itemsize
         sizes = [math.prod(shape) * width for shape in shapes]
     if sum(sizes) != raw.size - end:
-        raise FrameDamaged("the sizes of a list's items do not add up to its own")
+        raise FrameDamaged("the sizes of a list's items do not add up to the list's")
     bounds = pairwise(accumulate(sizes, initial=end))
     if of in DTYPES:
         return [raw[a:b].view(of).reshape(shape) for shape, (a, b) in zip(shapes, bounds, strict=True)]
