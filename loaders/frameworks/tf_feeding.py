@@ -382,6 +382,7 @@ class PulledPasses(Owned):
         return batch
 
     def begin_for_tensorflow(self) -> int:
+        """Begin a pass as :meth:`begin` does, with errors for :func:`original_errors`."""
         with self._reporting():
             return self.begin()
 

@@ -101,6 +101,7 @@ class Steps(Generic[T]):
 
     @property
     def taken(self) -> list[int]:
+        """The steps after ``due`` that have been taken."""
         return sorted(self._taken)
 
     @property

@@ -358,9 +358,10 @@ class EpochPlan:
         parts = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch).parts
         if self.omission and self.omission.closes:  # with a single part
             parts = [ClosedOrder(part, self.omission.gaps(part, epoch)) for part in parts]
-        for number, part in enumerate(parts if self.passed else ()):
-            own = ([places_in(end, number, len(parts)) for end in both] for both in self.passed)
-            parts[number] = ClosedOrder(part, np.concatenate([np.arange(*both) for both in own]))
+        if self.passed:
+            for number, part in enumerate(parts):
+                own = ([places_in(end, number, len(parts)) for end in both] for both in self.passed)
+                parts[number] = ClosedOrder(part, np.concatenate([np.arange(*both) for both in own]))
         return EpochOrder(parts)
 
     @property
@@ -408,7 +409,7 @@ class EpochPlan:
             if begin < start:
                 raise UsageError(f"step {step} begins before the place from which this epoch continues")
             ranges.append((begin, end))
-        times = Counter(end for both in ranges for end in both)
+        times = Counter(end for both in ranges for end in both)  # the ranges are disjoint
         edges = sorted(end for end in times if times[end] == 1)  # the others are between adjacent ranges
         return replace(self, passed=tuple(zip(edges[::2], edges[1::2], strict=True)))
 

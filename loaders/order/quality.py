@@ -228,6 +228,7 @@ def quality_of_batches(
         places[first.reshape(-1)] = np.arange(first.size)
         apart = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
         neighbours = Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
+    # the deviation of the classes in batches of a random permutation
     shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
     whole = len(shuffled) // batch_size * batch_size
     deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
