@@ -93,7 +93,7 @@ class LabelSpace:
         """
         ids = [c.ilsvrc2012_id for c in self.classes if c.ilsvrc2012_id is not None]
         spaces = dict(zip(SPACES, (range(len(self)), ids, range(1, len(self) + 1)), strict=True))
-        if space not in spaces:
+        if space not in SPACES:
             raise UsageError(f"unknown label space {space!r}; choose from {', '.join(SPACES)}")
         if len(labels := spaces[space]) < len(self):
             raise UsageError("labels in ilsvrc2012_id need a dataset that was converted with the devkit")
