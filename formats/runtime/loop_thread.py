@@ -87,6 +87,7 @@ async def _all_ended() -> None:
 async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
     """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
     waiting = iter(works)
+    failures: Sequence[BaseException] = ()
 
     async def run_waiting() -> None:
         for work in waiting:
@@ -97,8 +98,9 @@ async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_o
             for _ in range(min(at_once, len(works))):
                 group.create_task(run_waiting())
     except BaseExceptionGroup as error:
-        first = error.exceptions[0]
-        raise first from first.__cause__
+        failures = error.exceptions
+    for failure in failures:  # outside of the handler, which would replace the failure's own context
+        raise failure
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
