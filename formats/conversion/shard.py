@@ -293,9 +293,8 @@ class ShardJob(Job[Any]):
                 rows["row"]["offset"] = check_written(built, kind, crcs)
                 flushed.result()
             if self.expected_sha256.get(name, sha256) != sha256:
-                versions = ", ".join(
-                    f"{name} {version}" for name, version in container(kind).library().items()
-                )
+                libraries = container(kind).library().items()
+                versions = ", ".join(f"{library} {version}" for library, version in libraries)
                 raise OperationError(
                     "was rebuilt, but its bytes differ from the published ones: the source has changed, or "
                     f"other versions of the libraries than these wrote it ({versions}; prep inspect prints its "
@@ -613,15 +612,14 @@ def column_entries(
 ) -> Iterator[ColumnEntry]:
     """Write the tables of the columns into the run's folder; yield the columns' entries."""
     for number, column in enumerate(schema):
-        columns = [shard.columns[number] for shard in built]
+        parts = [shard.columns[number] for shard in built]
         row, of_built = column_row(column, offsets=offsets), built_row(column_row(column))
-        parts = (rows["row"] for rows in _rows_in(work_folder, columns, of_built))
-        table = (part[list(row.names or ())].astype(row).tobytes() for part in parts)
-        records = sum(part.records for part in columns)
-        parts_of_table = chain([table_header(row, records)], table)
+        records, names = sum(part.records for part in parts), list(row.names or ())
+        body = (rows["row"][names].astype(row).tobytes() for rows in _rows_in(work_folder, parts, of_built))
+        table = chain([table_header(row, records)], body)
         yield ColumnEntry(
             column,
-            _written(work_folder, table_name(column.name), records, parts_of_table),
-            tuple(entry_of(part) for part in columns if part.name),
-            content_root(rows["digest"].tobytes() for rows in _rows_in(work_folder, columns, of_built)),
+            _written(work_folder, table_name(column.name), records, table),
+            tuple(entry_of(part) for part in parts if part.name),
+            content_root(rows["digest"].tobytes() for rows in _rows_in(work_folder, parts, of_built)),
         )

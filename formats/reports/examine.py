@@ -292,22 +292,22 @@ def observations(
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
     # the other dataset's labels are translated by class name; -2 is a class that only it has, -1 no label
-    labels = [dataset.index["label"].astype(np.int64)]
+    parts = [dataset.index["label"].astype(np.int64)]
     for other in names.datasets[1:]:
         known = [
             dataset.manifest.labels.label_of.get(each.name, -2) for each in other.manifest.labels.classes
         ]
-        labels.append(np.array([*known, -1])[other.index["label"]])
-    label_of = np.concatenate(labels)
+        parts.append(np.array([*known, -1])[other.index["label"]])
+    labels = np.concatenate(parts)
 
     def differ(links: Links) -> npt.NDArray[np.bool_]:
         """Return a mask of the links between different labels, ignoring images without a label."""
-        first, second = label_of[links["first"]], label_of[links["second"]]
+        first, second = labels[links["first"]], labels[links["second"]]
         mask: npt.NDArray[np.bool_] = (first != second) & (first != -1) & (second != -1)
         return mask
 
     both = [inside] if across is None else [inside, across]
-    links = np.concatenate([each.links for each in both])
+    every = np.concatenate([each.links for each in both])
     is_bounded = any(each.is_bounded for each in both)
 
     def of_pairs(kind: str, links: Links, leave_out: Numbers) -> Json:
@@ -326,7 +326,7 @@ def observations(
             leave_out=np.unique(leave_out).tolist(),
         )
 
-    wrong = links[differ(links)]
+    wrong = every[differ(every)]
     ends = np.concatenate([wrong["first"], wrong["second"]])
     exact, near = (links[~differ(links)] for links in (inside.exact, inside.near))
     found = [
