@@ -373,7 +373,11 @@ def packed(value: object) -> bytes | None:
     except Exception:  # its classes may raise anything
         return None
     data = file.getvalue()
-    return None if b"__main__" in data else data
+    if b"__main__" in data:  # perhaps within another text, such as a path
+        from pickletools import genops  # start-up time
+
+        return None if any(argument == "__main__" for _, argument, _ in genops(data)) else data
+    return data
 
 
 class _BoundedBuffer(io.BytesIO):
