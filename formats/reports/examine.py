@@ -291,6 +291,24 @@ def observations(
     reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
+    found = [
+        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
+        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
+        *_of_duplicates(names, inside, across, is_partial=is_partial),
+        observation("quarantined", len(quarantine), names=reasons),
+        *(
+            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
+            for kind, some in odd.items()
+        ),
+    ]
+    return [one for one in found if one["count"]]
+
+
+def _of_duplicates(
+    names: RecordNames, inside: Duplicates, across: Duplicates | None, *, is_partial: bool
+) -> list[Json]:
+    """Return the observations of pairs: suspects, leaks, equal bytes, and images that look alike."""
+    dataset = names.datasets[0]
     # the other dataset's labels are translated by class name; -2 is a class that only it has, -1 no label
     parts = [dataset.index["label"].astype(np.int64)]
     for other in names.datasets[1:]:
@@ -329,20 +347,12 @@ def observations(
     wrong = every[differ(every)]
     ends = np.concatenate([wrong["first"], wrong["second"]])
     exact, near = (links[~differ(links)] for links in (inside.exact, inside.near))
-    found = [
-        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
-        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
+    return [
         of_pairs("suspects", wrong, ends[ends < len(dataset)]),
         *([of_pairs("leaks", across.links, across.links["first"])] if across else []),
         of_pairs("equal bytes", exact, exact["second"]),
         of_pairs("look alike", near, near["second"]),
-        observation("quarantined", len(quarantine), names=reasons),
-        *(
-            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
-            for kind, some in odd.items()
-        ),
     ]
-    return [one for one in found if one["count"]]
 
 
 MOST_PICTURES = 480  # on all sheets
