@@ -84,6 +84,7 @@ class Steps(Generic[T]):
         self.due = start
         self.total = total
         self.ordered = ordered
+        self.parts = parts
         self._taken = set(taken)  # after ``due``
         self._arrived: dict[int, T] = {}
         self._parts = [Part(start + (part - start) % parts) for part in range(parts)]
@@ -138,9 +139,12 @@ class Steps(Generic[T]):
             heapq.heappush(self._parts[step % len(self._parts)].again, step)
 
     def release(self, peer: bytes, *, one: bool = False) -> None:
-        """Give up the peer's ownership of its parts, or of ``one`` if it has several."""
-        own = self._open_parts(peer)
-        for part in own[1:2] if one else own:
+        """Give up the peer's ownership of its parts, or of ``one`` if it has several with steps to assign.
+
+        A part that has ended is given up, too: another peer's steps of it may be assigned again.
+        """
+        own = [part for part in self._parts if part.owner == peer]
+        for part in self._open_parts(peer)[1:2] if one else own:
             part.owner = None
 
     def arrive(self, step: int, item: T) -> bool:
@@ -238,8 +242,8 @@ class Ledger(Generic[T]):
     leased steps in order. Steps are leased again if the peer skips them, leaves, or sends nothing for
     ``lease_seconds``. In the last case it is suspended until it sends something; its late steps are used if
     they are still missing. A peer that others wait for gets fewer steps at a time (:class:`.SenderWindow`).
-    Unless steps can be made ``in_any_order``, one peer gets all leases. ``now`` is the time in seconds. Not
-    thread-safe.
+    Unless steps can be made ``in_any_order``, or belong to several parts, one peer gets all leases. ``now``
+    is the time in seconds. Not thread-safe.
     """
 
     shares_steps = True  # every peer makes the same batches
@@ -301,7 +305,7 @@ class Ledger(Generic[T]):
                     window.last_arrival = now
                 window.steps.extend((lease.id, step) for step in steps)
                 granted = True
-                if self.in_any_order:
+                if self._takes_turns:
                     self._windows.move_to_end(peer)
                 yield peer, lease
 
@@ -360,7 +364,11 @@ class Ledger(Generic[T]):
 
     def _active_windows(self) -> list[tuple[bytes, SenderWindow]]:
         active = [(peer, window) for peer, window in self._windows.items() if not window.is_suspended]
-        return active if self.in_any_order else active[:1]
+        return active if self._takes_turns else active[:1]
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self.in_any_order or self.steps.parts > 1
 
     @property
     def _end_of_window(self) -> int:

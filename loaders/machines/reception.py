@@ -331,7 +331,7 @@ class Reception:
 
     def _limit_steps(self) -> None:
         if terms := self.terms:
-            self.ledger.in_any_order = terms.picks or terms.parts > 1
+            self.ledger.in_any_order = terms.picks
             self.ledger.steps = self.steps.in_parts(terms.parts)
             if self.steps.total is None and terms.steps != wire.UNKNOWN:
                 self.steps.total = terms.steps

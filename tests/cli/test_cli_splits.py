@@ -12,7 +12,6 @@ from support.datasets import flip, prep_here, tree
 
 @pytest.fixture
 def shards(splits: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
     return Path(shutil.copytree(splits, tmp_path / "shards"))
 
 

@@ -27,7 +27,6 @@ def made(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """The same shards, to damage."""
     shutil.copytree(made / "my shards", tmp_path / "my shards")
     (tmp_path / "the archives").symlink_to((made / "the archives").resolve())
     return tmp_path

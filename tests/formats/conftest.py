@@ -28,5 +28,4 @@ def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def buckets(bucket: Path) -> Path:
-    """The folder of the server's buckets."""
     return bucket.parent

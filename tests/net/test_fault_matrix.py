@@ -135,7 +135,6 @@ class Place:
             shutil.copytree(self.here / self.operation.start, self.out)
 
     def run(self, number: int = 0, *prefix: str) -> subprocess.CompletedProcess[str]:
-        """Run one of the commands."""
         words, pipe = [*prefix, *self.words(number)], subprocess.PIPE
         process = subprocess.Popen(
             words, cwd=self.here, stdout=pipe, stderr=pipe, text=True, start_new_session=True

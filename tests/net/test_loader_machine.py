@@ -291,7 +291,6 @@ class Oracle:
     def make(
         self, over: Ranks, rank: int, workers: int = 0, name: str | None = None, **others: Any
     ) -> Loader:
-        """A loader of one rank."""
         choice, options = self.choice, dict[str, Any](self.chosen)
         if choice.weights:
             options["weights"] = {f"part-{n}": weight for n, weight in enumerate(choice.weights)}

@@ -25,7 +25,6 @@ class Read(NamedTuple):
 
 
 def expected(dataset: Path) -> list[Read]:
-    """The records of a dataset, in order."""
     with open_dataset(dataset) as opened:
         boxes: list[list[list[float]]] = [[] for _ in range(len(opened))]
         for box in () if opened.boxes is None else opened.boxes:

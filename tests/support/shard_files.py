@@ -90,7 +90,6 @@ def index_rows(records: Sequence[StoredRecord]) -> Rows:
 
 
 def columns(records: Sequence[StoredRecord]) -> dict[str, np.ndarray]:
-    """The records of an HDF5 shard."""
     ends = np.cumsum([0, *(len(r.image) for r in records)])
     return {
         "data": np.frombuffer(b"".join(r.image for r in records), "u1"),

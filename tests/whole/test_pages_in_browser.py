@@ -26,8 +26,6 @@ AXE = "AXE_CORE"  # the file axe.min.js of the npm package axe-core
 
 
 class Browser:
-    """Chromium with one page at a time."""
-
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
@@ -42,7 +40,6 @@ class Browser:
         self.run("document.querySelectorAll('details').forEach(one => one.open = true)")
 
     def run(self, program: str, *values: object) -> Any:
-        """Return the value of a program in the page."""
         return self._driver.execute_script(program, *values)
 
     def complaints(self) -> list[str]:

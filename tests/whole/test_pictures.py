@@ -14,7 +14,6 @@ from support.repository import ROOT
 
 @pytest.fixture(scope="module")
 def maker() -> Any:
-    """The program that makes the pictures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs"))
         import make_pictures

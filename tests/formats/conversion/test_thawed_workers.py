@@ -95,7 +95,6 @@ class Freezing:
         return int(text_of(self._marker) or 0) if self._marker.exists() else 0
 
     def thaw(self) -> None:
-        """Continue the worker."""
         os.kill(self.pid(), signal.SIGCONT)
 
     def said(self) -> str:

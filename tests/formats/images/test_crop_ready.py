@@ -64,7 +64,6 @@ def ready(image: bytes) -> bytes:
 
 
 def picture(width: int, height: int, channels: int, seed: int) -> np.ndarray:
-    """Smooth shapes with grain."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (6, 6, channels)).astype(np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).reshape(

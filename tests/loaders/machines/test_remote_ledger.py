@@ -42,7 +42,7 @@ class Peers(RuleBasedStateMachine):
         is_known: bool,
     ) -> None:
         self.lengths, self.parts, self.ahead, self.ordered = lengths, len(lengths), ahead, ordered
-        self.in_any_order = in_any_order or self.parts > 1  # as a receiver sets it
+        self.in_any_order = in_any_order
         self.total = lengths[0] if is_known and self.parts == 1 else None
         self.wanted = {n * self.parts + part for part, count in enumerate(lengths) for n in range(count)}
         start = min(start, max(self.wanted, default=-1) + 1)
@@ -197,6 +197,19 @@ def test_a_lease_that_never_reached_its_peer_is_given_again_although_the_peer_an
         assert [lease.start for _, lease in ledger.grant(now)] == [0] * (now == 0)
         ledger.idle(A, 0, now=now)
     assert [lease.start for _, lease in ledger.grant(now)] == [0]
+
+
+def test_the_steps_of_a_part_are_leased_again_after_its_owner_ended_it_and_left() -> None:
+    ledger: Ledger[int] = Ledger(ahead=2, lease_seconds=LEASE_SECONDS)
+    ledger.begin(7, Steps(total=None, parts=2))
+    for peer in (A, B):  # A gets steps 0 and 1, then B the part of step 1
+        ledger.join(peer, wants=2, now=0)
+        steps = [lease.start for _, lease in ledger.grant(0)]
+    ledger.end(B, 3, 7, *steps)
+    ledger.leave(B)
+    ledger.leave(A)
+    ledger.join(C, wants=2, now=0)
+    assert [lease.start for _, lease in ledger.grant(0)] == [0, 1]
 
 
 def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_failed() -> None:

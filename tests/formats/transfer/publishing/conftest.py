@@ -9,7 +9,6 @@ from support.datasets import converted
 
 @pytest.fixture(scope="module")
 def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the server's buckets."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "bucket").mkdir()
     return folder
@@ -23,7 +22,6 @@ def bucket(buckets: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(bucket: Path) -> str:
-    """The URL of the test's folder."""
     return f"s3://bucket/{bucket.name}"
 
 
