@@ -30,7 +30,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── OutputBusy  another process works on the same output
     │   ├── ExecutorFailed (formats/runtime/jobs.py)  an executor lost a job
     │   ├── OtherMachine (formats/runtime/jobs.py)  a worker's machine differs
-    │   ├── NoSpace  the disk is full, or would be
+    │   ├── NoSpace  the disk or a quota is full, or would be
     │   │   └── CacheTooSmall (formats/storage/cache.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did
     │   ├── ChildLost (formats/runtime/processes.py)  a process was killed, or took too long
@@ -222,7 +222,7 @@ class OutputBusy(OperationError):
 
 
 class NoSpace(OperationError):
-    """The disk is full, or would be."""
+    """The disk or this user's quota is full, or would be."""
 
 
 class WorkerDied(OperationError):

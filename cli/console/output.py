@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
-from shardprep.formats.runtime.files import advice
+from shardprep.formats.runtime.files import FULL, advice
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.open import cached_place, datasets_in, read_collection
@@ -153,7 +153,6 @@ class Interrupted(BaseException):
 
 
 ADVICE = {
-    errno.EDQUOT: "the disk quota is used up; make room and run the same command again",
     errno.EEXIST: "something else has that name; remove it, and run the same command again",
     errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
@@ -203,7 +202,7 @@ def failure_of(error: Reported) -> Failure:
             line = f"{message} (see {command} --help)"
             return Failure("UsageError", message, line, error.exit_code, {"command": command})
         case OSError():
-            full = advice(error.filename) if error.errno == errno.ENOSPC else None
+            full = advice(error.filename, error.errno) if error.errno in FULL else None
             message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
             file = error.filename2 or error.filename  # of a link, the link and not its target
             place = None if file is None else str(file)

@@ -521,24 +521,33 @@ def reason_of(error: Exception) -> str:
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
-def no_space(path: str | os.PathLike[str]) -> NoSpace:
-    """Return the error for a file on a full disk. Call it before removing any file."""
-    return NoSpace(advice(path), path=path)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The system's errors for a disk without room, for everyone or for this user."""
+
+
+def no_space(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpace:
+    """Return the error for a file on a disk without room; ``number`` is one of FULL.
+
+    Call it before removing any file.
+    """
+    return NoSpace(advice(path, number), path=path)
 
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Convert the OSError of a full disk to NoSpace for this path."""
+    """Convert an OSError in FULL to NoSpace for this path."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in FULL:
             raise
-        raise no_space(path) from error
+        raise no_space(path, error.errno) from error
 
 
-def advice(path: str | os.PathLike[str] | None) -> str:
-    """Return a message that says whether the file's disk ran out of space or inodes, and what to do."""
+def advice(path: str | os.PathLike[str] | None, number: int) -> str:
+    """Return a message that says whether the quota, space or inodes of a file's disk ran out; see FULL."""
+    if number == errno.EDQUOT:
+        return "the disk quota is used up; make room, or raise it, and try again"
     if path is not None:
         with suppress(OSError):
             disk = os.statvfs(existing_folder(Path(os.fsdecode(path))))

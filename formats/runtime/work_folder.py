@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import LockDescriptor, Owned, flush_file, no_space, publish_bytes
+from shardprep.formats.runtime.files import FULL, LockDescriptor, Owned, flush_file, no_space, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.progress import count_of
 
@@ -84,8 +84,8 @@ class WorkFolder(Owned):
     """A context that locks an output folder. Not reusable, neither copyable nor picklable.
 
     One process holds the lock exclusively, or several hold it ``shared``; those build shards, but finish
-    nothing. The OSError of a full disk leaves the context as NoSpace, which says whether space or inodes ran
-    out.
+    nothing. The OSError of a full disk leaves the context as NoSpace, which says whether a quota, space or
+    inodes ran out.
 
     ``run`` is the folder for this run's unfinished files, which exists only within the context. Entering
     removes the folders of dead runs only. Jobs that outlive their run cannot publish anything.
@@ -158,8 +158,8 @@ class WorkFolder(Owned):
         if not self._locks or not self.made_here:
             return
         full: NoSpace | None = None
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            full = no_space(error.filename or self.output)  # before files are removed
+        if isinstance(error, OSError) and error.errno in FULL:
+            full = no_space(error.filename or self.output, error.errno)  # before files are removed
         try:
             with suppress(OSError):  # the next run removes it, or reports why not
                 remove_run_folder(self.run)

@@ -194,8 +194,8 @@ class FileCache(Owned, Closable):
                 continue
             self._refuse_closed()
             idle_s = patience.waited(found.state)
-            if found.is_full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
-                raise no_space(self.folder.path)
+            if found.full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
+                raise no_space(self.folder.path, found.full)
             if self._needed(wanted) > found.limit or idle_s >= self._patience_s:
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
         return found

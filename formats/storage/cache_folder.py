@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged, OperationError, UsageError
 from shardprep.formats.runtime.files import (
+    FULL,
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
     Descriptor,
@@ -223,7 +224,7 @@ class CacheFolder:
         if not is_there(lock, entry):
             lock.close()
             return None
-        with suppress(PermissionError):  # another user's file
+        with suppress(OSError):  # another user's file, or no room for the change
             os.utime(lock.fileno())
         return lock
 
@@ -279,33 +280,43 @@ class CacheFolder:
             readers, disk = living_readers(self.readers), shutil.disk_usage(self.path)
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
             arriving, files = self.remove_leftovers(), self.cached()
+            state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             there = {file.name: file.size for file in files}
             found = Arrivals([], [])
-            for entry in entries:
-                if there.get(hex_of(entry)) == entry.size:
-                    found.coming.append(entry)  # it came since the caller looked
-                    continue
-                try:
-                    found.own.append(ArrivingFile(self, entry))
-                    failed.callback(found.own[-1].give_up)
-                except FileExistsError:
-                    found.coming.append(entry)
-            wanted = sum(file.entry.size for file in found.own)
-            used = arriving + sum(file.size for file in files)
-            lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
-            lacking = max(used + wanted - limit, lacking_on_disk)
-            freed = 0
-            if lacking > 0 and evict != "none":
+
+            def evicted(lacking: int) -> int:
+                if lacking <= 0 or evict == "none":
+                    return 0
                 distances, keep = nearest(readers), {hex_of(entry) for entry in entries}
-                others = [file for file in files if file.name not in keep]
+                others = [file for file in self.cached() if file.name not in keep]
                 first = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1.0
-                freed = _evict(eviction_order(others, distances, beyond=first), lacking)
-            state = {file.name for file in files}, arriving, [reader.position for reader in readers]
-            if freed < lacking:
-                least = used + wanted - freed
-                return NoRoom(least, limit, freed < lacking_on_disk and least <= limit, state)
-            if not all(file.reserve() for file in found.own):
-                return NoRoom(0, limit, True, state)
+                return _evict(eviction_order(others, distances, beyond=first), lacking)
+
+            try:
+                for entry in entries:
+                    if there.get(hex_of(entry)) == entry.size:
+                        found.coming.append(entry)  # it came since the caller looked
+                        continue
+                    try:
+                        found.own.append(ArrivingFile(self, entry))
+                        failed.callback(found.own[-1].give_up)
+                    except FileExistsError:
+                        found.coming.append(entry)
+                wanted = sum(file.entry.size for file in found.own)
+                used = arriving + sum(file.size for file in files)
+                lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
+                lacking = max(used + wanted - limit, lacking_on_disk)
+                if (freed := evicted(lacking)) < lacking:
+                    least = used + wanted - freed
+                    is_full = freed < lacking_on_disk and least <= limit
+                    return NoRoom(least, limit, errno.ENOSPC if is_full else None, state)
+                for file in found.own:
+                    file.reserve()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                evicted(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
+                return NoRoom(0, limit, error.errno, state)
             failed.pop_all()
             return found
 
@@ -325,12 +336,13 @@ class Arrivals(NamedTuple):
 class NoRoom(NamedTuple):
     """The cache has no room now: the ``least`` sufficient limit, and the ``state`` of the cache.
 
-    ``is_full`` says that other files fill the disk. ``state`` changes as soon as any reader makes progress.
+    ``full`` is the system's error, one of FULL, if other files fill the disk or the quota. ``state``
+    changes as soon as any reader makes progress.
     """
 
     least: int
     limit: int
-    is_full: bool
+    full: int | None
     state: tuple[object, ...]
 
 
@@ -490,19 +502,13 @@ class ArrivingFile(HashedFile):
             self.close()
             raise FileExistsError(self.path)
 
-    def reserve(self) -> bool:
-        """Allocate the file's size; return whether the disk has room. Raises OSError."""
+    def reserve(self) -> None:
+        """Allocate the file's size. Raises OSError."""
         with naming(self.path):
-            try:
-                if self.entry.size:
-                    os.posix_fallocate(self.lock.fileno(), 0, self.entry.size)
-                os.ftruncate(self.lock.fileno(), self.entry.size)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                return False
+            if self.entry.size:
+                os.posix_fallocate(self.lock.fileno(), 0, self.entry.size)
+            os.ftruncate(self.lock.fileno(), self.entry.size)
         self.room = self.entry.size
-        return True
 
     def touch(self) -> None:
         """Show processes that wait for the file that this one is alive."""

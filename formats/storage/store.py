@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import Owned, flush_file, no_space, redacted, user_path
+from shardprep.formats.runtime.files import FULL, Owned, flush_file, no_space, redacted, user_path
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -251,8 +250,9 @@ def _failure(
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
-    if place.folder and f"(os error {errno.ENOSPC})" in said:
-        return no_space(place.folder / (name or ""))
+    for number in FULL:
+        if place.folder and f"(os error {number})" in said:
+            return no_space(place.folder / (name or ""), number)
     if NOWHERE in text:
         advice = f"if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)"
         return RemoteFailed(f"redirects to another host; {advice}", **at)

@@ -13,12 +13,11 @@ import pytest
 
 from shardprep.formats.runtime.processes import NOTHING_STARTS
 from support.datasets import converted, is_root, prep, prep_here
-from support.sampling import torture_except
+from support.sampling import needs_mounts, torture_except
 
 PREP = [sys.executable, "-m", "shardprep"]
 AS_ANYBODY = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if is_root() else []
 
-needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
 needs_permissions = pytest.mark.skipif(
     bool(AS_ANYBODY) and not shutil.which("setpriv"), reason="root may read everything"
 )

@@ -1,14 +1,21 @@
-"""A few of many cases, where all of them take too long."""
+"""Which tests run: a few of many cases, where all of them take too long, and those whose tools are there."""
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
 
 Case = TypeVar("Case")
+
+needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs leave to mount"
+)
 
 
 def sampled(cases: Sequence[Case], count: int) -> list[Case]:

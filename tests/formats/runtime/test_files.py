@@ -3,7 +3,6 @@
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,8 +18,8 @@ import shardprep
 from shardprep.formats import ShardprepError, open_dataset, repair
 from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import publish_bytes, publishing, save_bytes
-from support.datasets import converted, is_root, prep, tree, unpack
-from support.sampling import torture_except
+from support.datasets import converted, prep, tree, unpack
+from support.sampling import needs_mounts, needs_strace, torture_except
 
 
 @pytest.fixture
@@ -101,8 +100,6 @@ def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_do
         assert str(again).splitlines() == lines.replace("\x1b", r"\x1b").splitlines()
 
 
-needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
-needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
 INODES = 14  # enough for the initial files, and not for all shards
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from shardprep.formats import open_dataset
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.shards.read import ALL_CONTAINERS, ARCHIVE_NAME, CONTAINERS, Shard
 from support.loaded import epoch_of, loader_on
-from support.sampling import torture_except
+from support.sampling import needs_strace, torture_except
 from support.shard_files import HEADER, THREE, read, stored, values, write, write_around, write_lmdb
 
 RECORDS, PAYLOAD = 3, sum(len(r.image) for r in THREE)
@@ -219,9 +218,6 @@ def test_hdf5_is_not_opened_in_too_little_memory_for_its_library_which_would_cra
     assert "OSError: [Errno 12] Cannot allocate memory" in done.stderr, (done.returncode, done.stderr)
 
 
-STRACE = shutil.which("strace")
-
-
 READING = """
 import errno, os, sys
 from pathlib import Path
@@ -260,7 +256,7 @@ def under_strace(kind: str, path: Path, *injections: str) -> tuple[list[str], li
     rules = [word for injection in injections for word in ("-e", f"inject={injection}")]
     paths = ["-P", path, "-P", path.with_name(ARCHIVE_NAME)]
     program = [sys.executable, "-c", READING, kind, path]
-    command = [STRACE, "-f", "-qq", "-o", "/dev/null", *paths, *rules, *program]
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", *paths, *rules, *program]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -268,7 +264,7 @@ def under_strace(kind: str, path: Path, *injections: str) -> tuple[list[str], li
     return eval(opening), eval(reading), int(right)  # noqa: S307
 
 
-@pytest.mark.skipif(not STRACE, reason="strace is not installed")
+@needs_strace
 @pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"))
 @pytest.mark.parametrize(
     ("of_open", "of_read"),

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import pytest
 from shardprep.formats import read_manifest
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.store import Location
-from support.datasets import is_root
 from support.faulty_proxy import Proxy
 from support.repository import ROOT
+from support.sampling import needs_mounts, needs_strace
 
 PROGRAM = ROOT / "tests/support/cache_readers.py"
 BLOCK = 4096  # a file takes whole blocks of the disk
@@ -115,7 +114,16 @@ except CacheTooSmall as error:
 """
 
 
-@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
+QUOTA = """
+with FileCache(cache, None, Location.parse(url)) as files:
+    for shard in read_manifest(path).shards[:2]:
+        with files.hold([shard]):
+            print([file.size == shard.size for file in files.folder.cached()])
+"""
+TRACED = {QUOTA: "strace -f -qq -o/dev/null -etrace=fallocate -einject=fallocate:error=EDQUOT:when=2"}
+
+
+@needs_mounts
 @pytest.mark.parametrize(
     ("program", "size", "said"),
     [
@@ -125,6 +133,9 @@ except CacheTooSmall as error:
             r".*the disk is full; make room and try again\nheld\n",
         ),
         (FULL, lambda all_files, two: all_files + (4 << 20), r".*the disk is full; make room.*\nTrue\n"),
+        pytest.param(
+            QUOTA, lambda all_files, two: all_files + (4 << 20), r"\[True\]\n\[True\]\n", marks=needs_strace
+        ),
         (SMALL, lambda all_files, two: all_files // 2, r".*the disk has room for.*make room on it.*\n"),
         pytest.param(
             BOUNDED, lambda all_files, two: all_files // 2 + (1 << 20), r"trained\n", marks=pytest.mark.slow
@@ -133,6 +144,7 @@ except CacheTooSmall as error:
     ids=[
         "that others fill is an error, and the cache goes on when there is room",
         "that is full is an error, and a cache that has all files goes on",
+        "whose quota is used up makes the cache evict what nobody reads",
         "that is too small for the order is found before the first batch",
         "that alone bounds the cache takes a training, as files that are evicted while open take no room",
     ],
@@ -143,9 +155,9 @@ def test_a_disk(
     manifest, disk = read_manifest(lmdb_shards), tmp_path / "disk"
     wanted = size(manifest.size, sum(shard.size for shard in manifest.shards[:2]))
     disk.mkdir()
-    script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec "$2" -c "$3" "$4" "$5"'
+    script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec $6 "$2" -c "$3" "$4" "$5"'
     mounted = ["unshare", "-m", "sh", "-c", script, "sh", str(wanted)]
-    command = [*mounted, sys.executable, PRELUDE + program, lmdb_shards, disk]
+    command = [*mounted, sys.executable, PRELUDE + program, lmdb_shards, disk, TRACED.get(program, "")]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 

@@ -1,14 +1,11 @@
 """Verification with system errors and signals: no errno is damage, and the exit code is always right."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from support.datasets import converted, flip, prep
-from support.sampling import torture_except
-
-needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+from support.sampling import needs_strace, torture_except
 
 
 @pytest.fixture(scope="module")

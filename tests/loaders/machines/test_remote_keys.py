@@ -22,6 +22,7 @@ from shardprep.loaders.machines.keys import (
 )
 from support.datasets import is_root
 from support.key_files import KeyFolder
+from support.sampling import needs_strace
 
 OTHER_USER = 65534
 
@@ -35,15 +36,11 @@ def secret_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@needs_strace
 def test_a_secret_is_never_in_a_file_of_a_looser_mode(tmp_path: Path) -> None:
     script = f"from shardprep.loaders.machines.keys import make_keys; make_keys({str(tmp_path / 'k')!r}, overwrite=True)"
     trace = ["strace", "-f", "-e", "trace=openat,open,creat,chmod,fchmod,fchmodat,rename,fsync"]
-    try:
-        done = subprocess.run(
-            [*trace, sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-        )
-    except FileNotFoundError:
-        pytest.skip("no strace")
+    done = subprocess.run([*trace, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     lines = [line for line in done.stderr.splitlines() if f"{tmp_path}/" in line or "fsync" in line]
 
     renamed = next(number for number, line in enumerate(lines) if "k.key_secret" in line)

@@ -39,6 +39,7 @@ from shardprep.loaders.measuring.disk import (
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, full_profile, paths_of, rate
 from support.process_table import children, text_of
+from support.sampling import needs_mounts
 from support.scripts import session_of
 from support.waiting import until
 
@@ -193,7 +194,7 @@ def test_a_file_size_limit_stops_a_folder_and_not_a_dataset(lmdb_shards: Path, t
 
 
 @pytest.mark.torture
-@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs to mount")
+@needs_mounts
 def test_what_a_file_system_does_not_let_be_measured_is_told(lmdb_shards: Path, tmp_path: Path) -> None:
     def mounted(line: str, path: Path) -> subprocess.CompletedProcess[str]:
         prefix = ["unshare", "-m", "sh", "-c", f'{line} && exec "$@"', "sh"]
