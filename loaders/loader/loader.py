@@ -217,7 +217,7 @@ class Loader(Owned, Closable):
             if transform is None and wanted.are_chosen:
                 transform = wanted.as_columns
             self._rank_is_given = rank is not None
-            self._columns = None if columns is None else tuple(columns)
+            self._columns = None if columns is None else wanted.names
             self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
             self._labels = self.dataset.space.mapping(labels)
             if transform is not None and wanted.with_image:

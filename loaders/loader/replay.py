@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, png_of
 from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
 from shardprep.loaders.order.parts import NOTHING, Ranges, Records
@@ -316,7 +317,10 @@ class Replayed:
         return tuple(record for record in self.records if record.skipped is not None)
 
     def digests(self) -> list[str]:
-        """Return a digest of each row's values, 32 hex digits, to compare between machines."""
+        """Return a digest of each row's values, 32 hex digits, to compare between machines.
+
+        Raises UsageError for values other than arrays, JSON, and picklable objects.
+        """
         parts = (zip(*each.values(), strict=True) if isinstance(each, dict) else each for each in self.batch)
         return [_digest(row) for row in zip(*parts, strict=True)]
 
@@ -341,16 +345,20 @@ class Replayed:
 
 
 def _digest(value: Any) -> str:
-    """Return the digest of arrays, bytes and JSON values, and of lists and dicts of them."""
+    """Return the digest of arrays, bytes, JSON values and other objects, and of lists and dicts of them."""
     found = blake2b(digest_size=DIGEST_BYTES)
     if isinstance(value, dict):
         return _digest([part for item in value.items() for part in item])
     if isinstance(value, list | tuple):
         found.update("".join(map(_digest, value)).encode())
-    elif isinstance(value, np.ndarray | np.generic):
+    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         found.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
+    elif isinstance(value, bytes | memoryview):
+        found.update(value)
+    elif isinstance(value, str | float | int | None):
+        found.update(repr(value).encode())
     else:
-        found.update(value if isinstance(value, bytes | memoryview) else repr(value).encode())
+        found.update(digest_of(value).encode())
     return found.hexdigest()
 
 

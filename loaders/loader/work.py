@@ -25,7 +25,7 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.schema import Field, is_masked
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import checked_int, seed_of
+from shardprep.formats.runtime.progress import checked_int, count_of, seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of
 from shardprep.formats.shards.manifest import box_columns
@@ -237,7 +237,10 @@ def _array(given: object, option: str) -> npt.NDArray[Any]:
     """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
     if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
         raise _unfit(option, f"a {type(given).__name__}")
-    return np.asanyarray(given)
+    try:
+        return np.asanyarray(given)
+    except ValueError as error:
+        raise _unfit(option, "lists of different lengths") from error
 
 
 def _unfit(option: str, given: str) -> UsageError:
@@ -292,6 +295,8 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     if isinstance(classes, str | int) or not isinstance(classes, Iterable):
         raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
     labels = space.mapping(dataset.label_space)[: len(space)].tolist()
+    if not labels:
+        raise UsageError("the dataset has no classes; choose records by their numbers, with records=")
     known: dict[object, int] = {label: place for place, label in enumerate(labels)}
     known.update(space.label_of)
     for name in classes:
@@ -364,7 +369,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         _warned.add(plan.dataset)
         warnings.warn(
             f"{subset.dataset.location} stores each class side by side: with a window of {window:,} records, a "
-            f"batch of {plan.batch_size} has about {found.found:.0f} classes; with a GlobalShuffle(), "
+            f"batch of {plan.batch_size} has about {count_of(round(found.found), 'class')}; with a GlobalShuffle(), "
             f"{found.expected:.0f}. Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
             "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
             SortedByClass,

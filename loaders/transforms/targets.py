@@ -143,11 +143,14 @@ def boxes_of(value: Any, name: str, *, key: str) -> Places:
     return boxes.clip(0, 1)
 
 
-def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int64]:
-    """Return the labels of this number of boxes: int64 [n]. Raises BadTarget for other values."""
+def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int32]:
+    """Return the labels of this number of boxes: int32 [n]. Raises BadTarget for other values."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.shape != (boxes,):
         raise BadTarget(f"{name} is {_form(value)}; the labels of {boxes} boxes are int32 [{boxes}]", key=key)
-    return value.astype(np.int64)
+    labels = value.astype(np.int32)
+    if not np.array_equal(labels, value):
+        raise BadTarget(f"{name} has {value[labels != value][0]}, which does not fit into int32", key=key)
+    return labels
 
 
 def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> KeptBoxes:

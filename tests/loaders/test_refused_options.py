@@ -66,7 +66,7 @@ LOADER = [
         on_bad_record=("ignore",),
         drop_last=("False", None),
         with_numbers=("no",),
-        records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
+        records=([0.5, 1.0], [[1], [2]], [[1], [2, 3]], "7", {1, 2}, 7, [True] * 10),
         classes=("n01440764", 3),
     ),
     ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True.*--keep-last"),
@@ -260,7 +260,10 @@ def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path:
         loader_on(path, without=[1], weights=weights)
 
 
-def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_columns_and_classes_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> None:
+    shardprep.write_dataset([{"age": 5}], tmp_path / "unlabelled")
+    with pytest.raises(UsageError, match="the dataset has no classes"):
+        loader_on(tmp_path / "unlabelled", classes=["a"])
     write_columns(tmp_path / "d")
     for columns, says in (
         *((wrong, "must be a list of names") for wrong in ("age", 5)),

@@ -229,6 +229,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (WHOLE, {"boxes": np.zeros((1, 4), np.int32)}, BadTarget, "boxes"),
     (WHOLE, {"boxes": [[0, 0, 1, 1]]}, BadTarget, "boxes"),
     (LABELLED, {"boxes": BOXES, "labels": np.zeros(3, np.int32)}, BadTarget, r"int32\[3\]; the labels of 4"),
+    (LABELLED, {"boxes": BOXES, "labels": np.arange(4) << 31}, BadTarget, "labels has 2147483648, which"),
 ]
 
 
