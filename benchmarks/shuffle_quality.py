@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ import numpy as np
 from measuring.conditions import conditions
 
 from shardprep import GlobalShuffle, LocalShuffle
-from shardprep.loaders.order.epoch import Shuffle, epoch_order
+from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.quality import quality_of_batches
 
 BATCH = 256
@@ -35,9 +36,10 @@ Orders = Callable[[int], Iterable[int]]  # from the number of records to the ord
 
 def ours(shuffle: Shuffle | None) -> Orders:
     epochs = iter(range(2))
-    return lambda records: epoch_order(
-        [SHARD] * (records // SHARD), shuffle=shuffle, seed=0, epoch=next(epochs)
-    )[:].tolist()
+    plan = EpochPlan("", (), shuffle, seed=0, batch_size=BATCH, rank=0, world_size=1, drop_last=False)
+    return lambda records: (
+        replace(plan, shard_counts=(SHARD,) * (records // SHARD)).order(next(epochs))[:].tolist()
+    )
 
 
 def torch_random() -> Orders:

@@ -27,7 +27,6 @@ from shardprep.loaders.order.parts import (
     NO_OMISSION,
     NOTHING,
     ClosedOrder,
-    DisplacedOrder,
     Omission,
     OrderedPart,
     Ranges,
@@ -36,7 +35,6 @@ from shardprep.loaders.order.parts import (
     places_in,
 )
 from shardprep.loaders.order.receipt import Receipt, Tally
-from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 
 class Shuffle(ABC):
@@ -87,11 +85,11 @@ class GlobalShuffle(Shuffle):
 class LocalShuffle(Shuffle):
     """Shards in random order, their records displaced by less than ``window`` places.
 
-    ``window`` is a number of records, or a size in bytes as text (``"2GiB"``, ``"512MB"``). At any moment the
-    reads are at most ``window`` places apart. Away from both ends a record moves by up to half the window in
-    either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n mixes
-    as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at least the
-    dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
+    ``window`` is a number of records, or bytes of encoded images as text (``"2GiB"``, ``"512MB"``). At any
+    moment the reads are at most ``window`` places apart. Away from both ends a record moves by up to half the
+    window in either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of
+    3 n mixes as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at
+    least the dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
 
     With ``partitions``, each rank reads only its own shards, the same in every epoch and for every seed. The
     shards are divided into this many partitions with equal numbers of records (a shard at a boundary belongs
@@ -163,27 +161,6 @@ class EpochOrder:
         for place in places:
             row, number = divmod(place, len(self.parts))
             yield from self.parts[number].each((row,))
-
-
-def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
-    """Return the epoch's order over all ranks, each record number once; stored order without a ``shuffle``.
-
-    Raises UsageError above MAX_RECORDS.
-    """
-    records = sum(shard_counts)
-    if records > MAX_RECORDS:
-        raise UsageError(f"{records:,} records are more than one order can hold ({MAX_RECORDS:,})")
-    if shuffle is None:
-        bits = keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch)
-        return EpochOrder([DisplacedOrder(records, window=1, bits=bits)])
-    window = partition_window(shuffle, records)
-    parts = dealt(shard_counts, shuffle.partitions)
-    return EpochOrder([part.order(window, seed=seed, epoch=epoch) for part in parts])
-
-
-def partition_window(shuffle: Shuffle, records: int) -> int:
-    """Return the window within one partition, in places."""
-    return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 
 
 @dataclass(frozen=True)
@@ -311,7 +288,7 @@ class EpochPlan:
 
     ``dataset`` is the root of its manifest. ``omission`` has the records that no epoch delivers. ``passed``
     has ascending ranges of places that one epoch skips: whole steps of all ranks. Raises UsageError if there
-    are records, but some rank would get no batch.
+    are records, but some rank would get no batch, and above MAX_RECORDS.
     """
 
     dataset: str
@@ -326,6 +303,8 @@ class EpochPlan:
     passed: Ranges = ()
 
     def __post_init__(self) -> None:
+        if (records := sum(self.shard_counts)) > MAX_RECORDS:
+            raise UsageError(f"{records:,} records are more than one order can hold ({MAX_RECORDS:,})")
         if self.omission and self.omission.closes and (self.omission.weights or self.partitions > 1):
             raise UsageError(
                 'gaps="close" is not possible with weights or the partitions of a shuffle; use gaps="keep"'
@@ -348,6 +327,12 @@ class EpochPlan:
         return self.shuffle.partitions if self.shuffle else 1
 
     @property
+    def window(self) -> int:
+        """The window within one partition, in places; 0 for the stored order."""
+        window = self.shuffle.window_of(sum(self.shard_counts)) if self.shuffle else 0
+        return math.ceil(window / self.partitions)
+
+    @property
     def places(self) -> int:
         """The number of places in an epoch's order, without closed gaps and passed steps."""
         passed = sum(stop - start for start, stop in self.passed)
@@ -355,7 +340,8 @@ class EpochPlan:
 
     def order(self, epoch: int) -> EpochOrder:
         """Return all record numbers in the order of the epoch, including omitted ones whose gaps are kept."""
-        parts = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch).parts
+        window, partitions = self.window, dealt(self.shard_counts, self.partitions)
+        parts: list[OrderedPart] = [part.order(window, seed=self.seed, epoch=epoch) for part in partitions]
         if self.omission and self.omission.closes:  # with a single part
             parts = [ClosedOrder(part, self.omission.gaps(part, epoch)) for part in parts]
         if self.passed:
@@ -421,11 +407,8 @@ class EpochPlan:
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
         """Return the order in which this rank reads its shards; None if it may read any at any time."""
-        counts, own = self.shard_counts, self.split(0).partitions
-        if self.shuffle is None:
-            return np.arange(len(counts), dtype=np.int64)
-        window = partition_window(self.shuffle, sum(counts))
-        parts = dealt(counts, self.partitions)[own.start : own.stop]
+        own, window = self.split(0).partitions, self.window
+        parts = dealt(self.shard_counts, self.partitions)[own.start : own.stop]
         if any(window >= part.records for part in parts):
             return None
         runs = [(part, part.runs(window, seed=self.seed, epoch=epoch)) for part in parts]
@@ -652,7 +635,7 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Re
     key's rank is a sum of random numbers with a known mean and a deviation below sqrt(window / 6).
     """
     split, records = plan.split(start), sum(plan.shard_counts)
-    window = partition_window(plan.shuffle, records) if plan.shuffle else 1
+    window = max(1, plan.window)
     partitions = dealt(plan.shard_counts, plan.partitions)
     for number, part in split.parts.items():
         partition = partitions[number]
@@ -660,7 +643,7 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Re
             found = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
             yield found, np.zeros_like(found), np.full_like(found, len(part) - 1)
         elif records > EXACT_RECORDS and plan.places == records:
-            runs = partition.runs(window, seed=plan.seed, epoch=epoch) if plan.shuffle else slice(None)
+            runs = partition.runs(plan.window, seed=plan.seed, epoch=epoch)
             counts = partition.counts[runs]
             stops = np.cumsum(counts)
             margin = DEVIATIONS * (window / 6) ** 0.5 + 1 if window > 1 else 0

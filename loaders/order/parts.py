@@ -160,19 +160,25 @@ class Partition:
         return int(self.counts.sum())
 
     def order(self, window: int, *, seed: int, epoch: int) -> DisplacedOrder:
-        """Return the partition's records in the epoch's order, displaced by less than ``window`` places."""
-        runs, is_all = self.runs(window, seed=seed, epoch=epoch), self.of == 1 and window >= self.records
+        """Return the partition's records in the epoch's order, displaced by less than ``window`` places.
+
+        A window of 0 is the stored order.
+        """
+        runs, is_all = (
+            self.runs(window, seed=seed, epoch=epoch),
+            self.of == 1 and not 0 < window < self.records,
+        )
         return DisplacedOrder(
             self.records,
-            window=min(window, self.records),
+            window=max(1, min(window, self.records)),
             bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch, item=self.number),
             stream=None if is_all else _stream_of(self.firsts[runs], self.counts[runs]),
             block=math.ceil(BLOCK / self.of),  # a rank may hold a block of each partition
         )
 
     def runs(self, window: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of the runs before the shuffle: random, unless the window covers all records."""
-        if window >= self.records:
+        """Return the order of the runs before the shuffle: random, unless the window is 0 or covers all."""
+        if not 0 < window < self.records:
             return np.arange(len(self.shards))
         bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch, item=self.number)
         return permutation(len(self.shards), bits)

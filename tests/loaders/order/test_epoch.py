@@ -16,15 +16,7 @@ from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import parts as partition_module
-from shardprep.loaders.order.epoch import (
-    Epoch,
-    EpochPlan,
-    GlobalShuffle,
-    LocalShuffle,
-    Shuffle,
-    epoch_order,
-    resumed,
-)
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, resumed
 from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
 from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 from support.sampling import torture_except
@@ -255,9 +247,10 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     ends: list[tuple[int, int]],
     data: st.DataObject,
 ) -> None:
+    assume(not 0 < sum(counts) < (shuffle.partitions if shuffle else 1))  # a plan refuses that
     expected = whole_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
     with patch.object(partition_module, "BLOCK", block):
-        order = epoch_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
+        order = plan(shard_counts=tuple(counts), shuffle=shuffle, seed=seed, batch_size=60).order(epoch)
     places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if len(expected) else []
 
     assert len(order) == len(expected)
@@ -268,7 +261,7 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
 
 def test_too_many_records_are_refused() -> None:
     with pytest.raises(UsageError, match="more than"):
-        epoch_order([MAX_RECORDS, 1], shuffle=None, seed=0, epoch=0)
+        plan(shard_counts=(MAX_RECORDS, 1))
 
 
 PARTS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
