@@ -63,6 +63,8 @@ class Folders(ExportFormat):
                 raise self.cannot_hold(field, f"{METADATA} uses that name for the image", "another format")
         self.has_parts = source.has_boxes or len(source.schema) > 0
         classes = [each.name for each in source.labels.classes]
+        if "" in classes:
+            raise UsageError("has a class without a name, so it has no folder", path=source.path)
         plain = [folder_part(name) for name in classes]
         numbers = digests(plain)
         twice = repeated(numbers)

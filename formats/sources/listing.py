@@ -98,19 +98,20 @@ class EntryTable:
             self._problems.add(SourceDamaged(too_large, path=self._source, key=key), "too large")
         elif max(len(raw), len(path)) > MAX_KEY_BYTES:
             too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
-            self._problems.add(SourceDamaged(too_long, path=self._source))
+            self._problems.add(SourceDamaged(too_long, path=self._source, key=key))
         else:
             self._table.append((raw, path, label, length, offset, mtime_ns, *more))
 
     def finish(self) -> Entries:
         """Return the entries; repeated keys are problems, located by the extra column ``line`` if present."""
         entries = self._table.finish()
-        for key in repeated_keys(entries["key"]):
-            twice = "two images have this record key; remove one of them"
+        if repeated := repeated_keys(entries["key"]):
+            twice, key = "two images have this record key; remove one of them", repeated[0]
             if "line" in (entries.dtype.names or ()):
                 first, second = entries["line"][entries["key"] == key][:2].tolist()
                 twice = f"lines {first} and {second} have the same record key; remove one of them"
-            self._problems.add(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
+            error = SourceDamaged(twice, path=self._source, key=key.decode())
+            self._problems.add(error, "twice", len(repeated))
         return entries
 
 

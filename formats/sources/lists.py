@@ -448,7 +448,7 @@ class MetadataFolder(ListedSource):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(self.root / place for place in self.places.values())
+        return tuple((self.root / place).resolve() for place in self.places.values())
 
     @property
     def description(self) -> str:

@@ -237,7 +237,7 @@ class SplitFiles:
             series.setdefault((match[1], match[3] + match[4]), set()).add(int(match[2]))
         for (before, of), numbers in sorted(series.items()):
             count = int(of.removeprefix("-of-"))
-            if missing := count - len(numbers):
+            if (missing := count - len(numbers)) > 0:
                 first = next(number for number in range(count) if number not in numbers)
                 width = len(of) - len("-of-")
                 return f"it lacks {missing} of {count} files, the first is {before}{first:0{width}d}{of}"
@@ -336,7 +336,7 @@ class RecordSource(Source):
     @property
     def folders(self) -> tuple[Path, ...]:
         places = (Path(name).parent for names in self.files.of_split.values() for name in names)
-        return tuple(dict.fromkeys(self.files.top / place for place in places if place.name))
+        return tuple(dict.fromkeys((self.files.top / place).resolve() for place in places if place.name))
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         found = self.scanned[split]
@@ -461,11 +461,12 @@ class RecordContents(ABC):
         for entry in entries[entries["key"] == b""]:
             no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"
             self.problems.add(SourceDamaged(no_key, path=self.reader().where(entry)), "no key")
-        for key in filter(None, repeated):
-            both = entries[np.flatnonzero(entries["key"] == key)[:2]]
+        if named := [*filter(None, repeated)]:
+            both = entries[np.flatnonzero(entries["key"] == named[0])[:2]]
             first, second = (self.reader().where(entry) for entry in both)
             twice = f"begins here and again at {first}; a sample must be contiguous"
-            self.problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
+            error = SourceDamaged(twice, path=second, key=named[0].decode())
+            self.problems.add(error, "twice", len(named))
         return entries
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +19,7 @@ from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags
+from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags, is_number
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
 
@@ -399,12 +399,19 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         check_flags(follow_symlinks=self.follow_symlinks, skip_non_images=self.skip_non_images)
-        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
-            raise UsageError(f"the val fraction must be above 0 and below 1, not {self.val_fraction}")
+        if (share := self.val_fraction) is not None:
+            if not is_number(share) or not 0 < share < 1:
+                raise UsageError(f"the val fraction must be above 0 and below 1, not {share!r}")
+            object.__setattr__(self, "val_fraction", float(share))
+        for name in ("path_column", "label_column", "image_column", "coco"):
+            if not isinstance(given := getattr(self, name), str | None):
+                raise UsageError(f"{name} must be text, not {given!r}")
         for name in ("columns", "pairs"):
-            if isinstance(given := getattr(self, name), str):
-                raise UsageError(f"{name} must be a list, such as [{given!r}]")
-            object.__setattr__(self, name, tuple(given))
+            given = getattr(self, name)
+            texts = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+            if not all(isinstance(text, str) for text in texts):
+                raise UsageError(f"{name} must be a list of text, not {given!r}")
+            object.__setattr__(self, name, texts)
         self.column_choices, self.pair_choices  # noqa: B018 - a wrong choice is an error here
 
     @property

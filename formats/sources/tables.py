@@ -169,10 +169,10 @@ def _value(field: Field, cell: Any, *, typed: bool) -> Any:
 
 def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
     """Convert nested lists of numbers to an array of the codec. Raises ValueError for other values."""
-    if value == []:
+    if value == [] and codec.shape[:1] == (None,):
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
     found = np.asarray(value)
-    if found.dtype.kind not in _FROM.get(codec.elements.kind, ""):
+    if found.size and found.dtype.kind not in _FROM.get(codec.elements.kind, ""):
         raise ValueError(f"expected numbers for {codec.kind}, not {str(value)[:80]}")
     with np.errstate(over="ignore"):
         array: npt.NDArray[Any] = found.astype(codec.elements)
@@ -299,7 +299,10 @@ def _kind_of_value(cell: Any) -> str:
 
 CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
 _DELIMITERS = ",;\t"
-_QUOTE = "quote values, double the quotes in them, and end lines with a line feed"
+_QUOTE = (
+    "quote values, double the quotes in them, end lines with a line feed, and write values of more than 131,072 "
+    "characters to JSON Lines"
+)
 
 
 class TableRow(NamedTuple):

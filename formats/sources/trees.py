@@ -59,11 +59,12 @@ def holds_images(folder: Path, depth: int = 2) -> bool:
 
 def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
     """Return the names of the image folders in ``root``, except those that are or contain ``used`` ones."""
-    tops = {folder.relative_to(root).parts[:1] for folder in used if folder.is_relative_to(root)}
-    if () in tops:
+    taken = [folder.resolve() for folder in used]
+    if root.resolve() in taken:
         return []
-    others = (each for each in root.iterdir() if (each.name,) not in tops and each.name[0] != ".")
-    return sorted(each.name for each in others if each.is_dir() and holds_images(each))
+    others = (each for each in root.iterdir() if each.name[0] != "." and each.is_dir())
+    others = (each for each in others if not any(one.is_relative_to(each.resolve()) for one in taken))
+    return sorted(each.name for each in others if holds_images(each))
 
 
 def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from shardprep.formats.sources.tar import BLOCK, Member, walk
 
 IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 LABEL, CLASS_NAME = "cls", "classname"
-MAX_PARTS = 256
 MAX_SMALL = 4096  # bytes of a label or a class name
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
@@ -142,7 +141,7 @@ def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
             if sample is not None:
                 yield sample
             sample = ShardSample(stem, start, {})
-        if extension in sample.parts or len(sample.parts) == MAX_PARTS:
+        if extension in sample.parts:
             raise _damaged(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
         sample.parts[extension] = member
         start = member.offset + -(-member.size // BLOCK) * BLOCK
@@ -218,8 +217,8 @@ class ShardContents(RecordContents):
                     member = sample.parts[part]  # read only if it may be a float that JSON lacks
                     if member.size in map(len, _NO_JSON) and bytes_in(file, member) in _NO_JSON:
                         self._floats.add(part)
-                if len(self._parts) > MAX_COLUMNS:
-                    raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
+            if len(self._parts) > MAX_COLUMNS:
+                raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
         text = text_in(sample, self.layout.label, archive)

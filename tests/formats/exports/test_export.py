@@ -305,11 +305,15 @@ def test_arrays_of_webdataset_keep_their_dtypes_and_columns_of_mds_and_parquet_h
     }  # fmt: skip
 
 
-def test_folders_refuse_columns_of_bytes_by_name(with_columns: dict[str, Path], tmp_path: Path) -> None:
+def test_folders_refuse_columns_of_bytes_by_name_and_a_class_without_one(
+    with_columns: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(
         UsageError, match=r"column mask of kind image cannot be exported to folders: .* export to"
     ):
         export(with_columns["mds"], tmp_path / "out", to="folders", workers=0)
+    with pytest.raises(UsageError, match="has a class without a name"):
+        Folders(source(("", "a")), index_of(["a"], [0]), [].append)
 
     assert not (tmp_path / "out").exists()
 
@@ -371,11 +375,8 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
 @pytest.mark.parametrize(
     ("to", "column"),
     [
-        (MDS, "boxes"),
-        (Parquet, "Objects"),
-        (Croissant, "box_labels"),
-        (Folders, "objects"),
-        (WebDatasetTars, "boxes"),
+        *((MDS, "boxes"), (Parquet, "Objects"), (Croissant, "box_labels")),
+        *((Folders, "objects"), (WebDatasetTars, "boxes")),
     ],
 )
 def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], column: str) -> None:

@@ -46,6 +46,10 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     (some,) = convert(folder, tmp_path / "some", workers=0, options=ConvertOptions(allow_partial=True))
     with open_dataset(some.path) as opened:
         assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
+    (folder / "train2014").rename(tmp_path / "moved")
+    (folder / "train2014").symlink_to(tmp_path / "moved")
+    (note,) = recognise(folder, options=SourceOptions(True)).survey("train").notes
+    assert note == "folders with images that are left out: train2017"
 
 
 @pytest.mark.parametrize(
@@ -58,10 +62,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         ),
         (lambda d: d["images"].append({**d["images"][0], "file_name": NAMES[1]}), "record key|one id"),
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
-        (
-            lambda d: d["images"][0].update(width="10"),
-            "no valid width and height; correct it, or copy it again$",
-        ),
+        (lambda d: d["images"][0].update(width="10"), "no valid width and height; correct it, or copy it again$"),
         (lambda d: d["images"][0].update(width=0), "no valid width"),
         (lambda d: d["images"][0].update(width=5_000_000_000), "no valid width and height"),
         (lambda d: d["images"][0].pop("file_name"), "has no file_name"),
@@ -75,7 +76,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["categories"].append({"id": 3, "name": "x"}), "occurs twice"),
         (lambda d: d.update(categories=[]), "has no categories, or two"),
     ],
-)
+)  # fmt: skip
 def test_instances_that_contradict_themselves_are_an_error(change: Any, match: str, tmp_path: Path) -> None:
     instances = coco_instances(NAMES)
     change(instances)
@@ -206,15 +207,11 @@ def test_class_folders_give_labels_and_pairs_may_lie_anywhere(tmp_path: Path) ->
         ("", "images/9.png", r"images/9\.png: has no mask in .*masks"),
         ("", "masks/9.png", r"masks/9\.png: is the mask of an image that is not in .*images"),
         ("", "masks/1.bmp", r"masks/1\.png: differs from 1\.bmp only in its extension"),
-        (
-            "",
-            "images/1.bmp",
-            r"images/1\.png: differs from 1\.bmp only in its extension; remove one of them$",
-        ),
+        ("", "images/1.bmp", r"images/1\.png: differs from 1\.bmp only in its extension; remove one of them$"),
         ("", "images/sub/1.png", r"images/sub/1\.png: has no mask in .*masks; add it, or remove this image$"),
         ("train", "masks/val/1.png", r"masks: has val, for which .*images has no images"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_or_surplus_partner_or_split_is_named(
     split: str, more: str, match: str, tmp_path: Path
 ) -> None:

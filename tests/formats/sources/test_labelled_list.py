@@ -47,6 +47,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("metadata.csv", "file_name,label\n0.png,0\n1.png,-2\n", r"line 3: has the label -2, but [^;]* 99999; correct the table$"),
     ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
     ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has no label"),
+    ("list.csv", b"path,label\ndog.jpg," + b"x" * 200_000, r"line 2 is not CSV .* to JSON Lines"),
     ("list.csv", b"a,b\ndog.jpg,dog\n", r"has no column 'path' .*--path-column: a, b$"),
     ("list.csv", b"path,b\ndog.jpg,dog\n", r"has no column 'label' .*--label-column .*: path, b$"),
     ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
@@ -202,10 +203,11 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("x:int",), r"dog\.jpg: a\.csv, line 2: the column x: "),
         ("a.jsonl", '{"path":"a","label":1,"x":1}\n{"path":"b","label":1}', ("x:int",), "line 2: .*no 'x'"),
         ("a.csv", "path,label,x\ndog.jpg,1,{\n", ("x:json",), r"line 2: the column x: is not JSON"),
+        ("a.jsonl", '{"path": "dog.jpg", "label": 1, "x": []}', ("x:int8[2]",), r"line 1: .* expected int8\[2\]"),
         ("a.txt", "dog.jpg 1\n", ("x:int",), r"needs named columns"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
     ],
-)
+)  # fmt: skip
 def test_a_column_that_cannot_be_taken_is_an_error(
     name: str, text: str, columns: tuple[str, ...], match: str, pictures: Path, tmp_path: Path
 ) -> None:

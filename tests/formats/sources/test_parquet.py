@@ -109,12 +109,9 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         r"row 1: has only the path of the image, 'cat\.jpg', not its bytes",
     ),
     "no image": ({"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)}, "row 0: has no image"),
-    "a label of no class": (
-        {"image": images(0, 1), "label": [0, 2]},
-        "row 1: has the label 2, but there are 2 classes",
-    ),
+    "a label of no class": ({"image": images(0, 1), "label": [0, 2]}, "row 1: has the label 2, but there are 2 classes"),
     "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: has the label -2"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "message"), ODD.values(), ids=ODD)

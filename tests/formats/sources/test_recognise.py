@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,19 @@ def test_many_rows_come_back_in_their_order() -> None:
     assert table.finish().tolist() == rows
 
 
-def test_a_key_too_long_for_a_record_is_refused() -> None:
+def test_a_key_too_long_for_a_record_is_named_and_many_repeated_ones_are_counted_in_no_time() -> None:
     problems = Problems()
-    EntryTable(Path("src"), problems).append("a" * 1025, 0, length=1)
-    assert "shorten" in str(*problems)
+    table = EntryTable(Path("src"), problems, [("line", "<i8")])
+    table.append("a" * 1025, 0, length=1, more=(1,))
+    for line in range(60_000):
+        table.append(str(line % 30_000), 0, length=1, more=(line,))
+    begun = time.process_time()
+    table.finish()
+    assert time.process_time() - begun < 1
+    long, twice = problems
+    assert re.match("src: a+…a+: .*shorten", str(long))
+    assert str(twice).startswith("src: 0: lines 0 and 30000 have")
+    assert twice.count == 30_000
 
 
 def test_a_damaged_listing_that_was_stored_is_an_error(tmp_path: Path) -> None:
@@ -303,7 +313,7 @@ def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused
     assert len(val) == 4
     assert train | val == whole
     assert train.keys().isdisjoint(val)
-    convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.2), workers=0)
+    convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=np.float64(0.2)), workers=0)
     with pytest.raises(PlanMismatch, match=r"dataset: --val-fraction was 0\.2, is now 0\.4; choose"):
         convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.4), workers=0)
     with pytest.raises(UsageError, match="no images of the split val; the val fraction selects none"):
@@ -312,13 +322,14 @@ def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused
 
 
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    *(("table", {"val_fraction": share}, "above 0 and below 1") for share in (0.0, 1.0, -0.1, float("nan"))),
+    *(("table", {"val_fraction": share}, "above 0 and below 1") for share in (0.0, 1.0, -0.1, np.nan, "0.1")),
     ("table", {"columns": ("age",)}, "expected NAME:KIND"),
     ("table", {"columns": ("age:number",)}, "unknown kind 'number'"),
     ("table", {"columns": ("old:int=Old",)}, "no column 'Old'; its columns are: file_name, age"),
     ("table", {"columns": ("mask:image=age",)}, "--pair"),
     ("table", {"columns": ("a:int=age", "b:int=age")}, "the column 'age' of the table is chosen twice"),
-    ("table", {"columns": "age:int"}, "must be a list"),
+    *(("table", {"columns": wrong}, "must be a list") for wrong in ("age:int", 5, [5])),
+    *(("table", {name: Path("x")}, f"{name} must be text") for name in ("coco", "path_column")),
     ("table", {"root": "."}, "--root: not for metadata"),
     ("table", {"pairs": ("mask=masks",)}, r"several kinds: .*prep join"),
     ("list.txt", {"root": "nowhere"}, "is not a folder"),

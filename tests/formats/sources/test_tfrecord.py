@@ -27,7 +27,7 @@ from support.record_sources import (
 )
 
 
-def test_a_missing_file_of_a_series_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_series_is_told_and_one_too_many_is_read(tmp_path: Path) -> None:
     imagenet = tmp_path / "imagenet"
     write_tfrecord(imagenet / "train-00001-of-00002", [official(2, 5)])
     write_tfrecord(imagenet / "validation-00000-of-00001", [official(3, 0)])
@@ -36,6 +36,8 @@ def test_a_missing_file_of_a_series_is_told(tmp_path: Path) -> None:
     for source, options in ((imagenet, {}), (imagenet / "train-00001-of-00002", {"val_fraction": 0.5})):
         with pytest.raises(SourceIncomplete, match=has_less):
             convert(source, tmp_path / "out", source_options=SourceOptions(**options), workers=0)
+    write_tfrecord(imagenet / "validation-00001-of-00001", [official(4, 0)])
+    assert len(recognise(imagenet).listing("val").entries) == 2
 
 
 @pytest.mark.parametrize("name", [b"same.jpg", b"", b"\xff.jpg", b"x" * 1500])
@@ -60,11 +62,8 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "no image": ({"label": 1}, "no image, or several, in the feature 'image'"),
     "two images": ({"image": [JPEG, JPEG], "label": 1}, "no image, or several"),
     "an image of floats": ({"image": [0.5], "label": 1}, "no image, or several"),
-    "another kind": (
-        {"image": JPEG, "label": 1, "more": 0.5},
-        "'more' has floats, but integers in other records",
-    ),
-}
+    "another kind": ({"image": JPEG, "label": 1, "more": 0.5}, "'more' has floats, but integers in other records"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("row", "message"), ODD.values(), ids=ODD)

@@ -52,7 +52,7 @@ def test_folders_beside_the_shards_may_be_outputs_but_neither_classes_nor_in_a_s
         converted(shards.parent / "more", shards.parent / "more/train/out")
 
 
-def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> None:
+def test_links_are_read_on_request_and_no_output_is_made_behind_one(shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "links/train"
     folder.mkdir(parents=True)
     (folder / "0.tar").symlink_to(shards / "photos-val-000000.tar")
@@ -62,6 +62,11 @@ def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> 
     listing = recognise(folder.parent, options=SourceOptions(follow_symlinks=True)).listing("train")
     assert records(listing).keys() == {"000007", "000008"}
     assert listing.options == {"follow_symlinks": True}
+
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/train").symlink_to(folder)
+    with pytest.raises(UsageError, match="is inside the source"):
+        convert(tmp_path / "more", folder / "out", source_options=SourceOptions(True), workers=0)
 
 
 ODD: dict[str, tuple[list[tuple[str, bytes]], str]] = {
@@ -96,11 +101,16 @@ def test_an_odd_sample_is_named(members: list[tuple[str, bytes]], message: str, 
         recognise(tmp_path).listing("train")
 
 
-def test_splits_that_do_not_agree_in_their_names_are_refused(shards: Path, tmp_path: Path) -> None:
+def test_splits_that_do_not_agree_in_their_names_and_too_many_parts_are_refused(
+    shards: Path, tmp_path: Path
+) -> None:
+    write_shard(tmp_path / "many.tar", {"1": {"jpg": JPEG, **{str(n): b"" for n in range(300)}}})
     write_shard(shards / "more.tar", numbered(9))
     for split, name in (("train", b"ant"), ("val", b"bee")):
         write_shard(tmp_path / split / "0.tar", {"1": {"jpg": JPEG, "cls": b"0", "classname": name}})
 
+    with pytest.raises(UsageError, match="there are 300 columns; at most 256"):
+        recognise(tmp_path / "many.tar").listing("train")
     with pytest.raises(UsageError, match=r"train-000000\.tar is named after a split and more\.tar is not"):
         recognise(shards)
     with pytest.raises(DataError, match="1: its label 0 is named 'bee' here and 'ant' elsewhere"):
