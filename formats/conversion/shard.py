@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import Plan, PlanOptions, check_machine
-from shardprep.formats.conversion.prepare import PreparedSplit
 from shardprep.formats.errors import BadImage, CorruptRecord, DataError, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
@@ -81,6 +80,9 @@ from shardprep.formats.shards.read import (
 from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries, Listing
 from shardprep.formats.sources.trees import TreeReader
 from shardprep.formats.storage.store import StoredFile
+
+if TYPE_CHECKING:
+    from shardprep.formats.conversion.prepare import PreparedSplit  # start-up time of workers
 
 
 def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:

@@ -60,11 +60,6 @@ class LabelSpace:
         ends = f" from {self.classes[0].name!r} to {self.classes[-1].name!r}" if self.classes else ""
         return f"<LabelSpace of {len(self):,} classes{ends}>"
 
-    @property
-    def counted(self) -> str:
-        """The number of classes in words, such as ``1000 classes``."""
-        return f"{len(self)} {'class' if len(self) == 1 else 'classes'}"
-
     @cached_property
     def label_of(self) -> dict[str, int]:
         """The label in ``sorted_wnid0`` by class name."""

@@ -213,7 +213,7 @@ class Pace:
         """Return images/s, and MB/s of a task with bytes; empty while they are unknown."""
         rate, bytes_per_second = self._rates()
         texts = [f"{rate:,.0f} {self._noun}/s"] if rate and not self.counts_bytes else []
-        return [*texts, f"{bytes_per_second / 1e6:,.0f} MB/s"] if bytes_per_second else texts
+        return [*texts, f"{bytes_per_second / 1e6:,.0f} MB/s"] if bytes_per_second >= 5e5 else texts
 
     def left_s(self) -> float:
         """Return the remaining time in seconds; 0 while it is unknown, and at the end."""

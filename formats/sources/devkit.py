@@ -254,7 +254,7 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
                 )
             label = int(match[2]) if is_caffe else space.label_of.get(match[2], len(space))
             if label >= len(space):
-                unknown = f"says {match[2]}, which is not one of the {len(space)} classes"
+                unknown = f"says {match[2]}, which is not one of the {len(space):,} classes"
                 raise LabelConflict(unknown, path=path, key=match[1])
             found[match[1]] = label
     return found

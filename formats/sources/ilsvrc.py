@@ -20,6 +20,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncompl
 from shardprep.formats.records.record import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.devkit import (
     FIRST_VAL,
@@ -92,7 +93,7 @@ class Ilsvrc(Source):
         found = ", ".join(f"{split} of {layout}" for split, layout in layouts.items())
         if len({*layouts.values()}) == 1:
             found = f"{layouts[self.splits[0]]}: {', '.join(layouts)}"
-        return f"{found}{' with devkit' * bool(self.annotation_files.devkit)} ({self.labels.counted})"
+        return f"{found}{' with devkit' * bool(self.annotation_files.devkit)} ({count_of(len(self.labels), 'class')})"
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -448,7 +449,7 @@ class FolderImages:
             here, known_cases = f"{place}/{name}".strip("/"), problems.cases
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
-                other = f"{name} is not one of the {len(source.labels)} classes; rename it, or move it away"
+                other = f"{name} is not one of the {len(source.labels):,} classes; rename it, or move it away"
                 problems.add(LabelConflict(other, path=self.root / here), "class")
                 continue
             is_empty = True

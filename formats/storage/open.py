@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, OutputBusy, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
 from shardprep.formats.runtime.json_record import JsonRecord, canonical_json, sha256_of
-from shardprep.formats.runtime.progress import byte_count, checked_int
+from shardprep.formats.runtime.progress import byte_count, checked_int, count_of
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
     Dataset,
@@ -172,7 +172,7 @@ def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
 
 def _traits(manifest: Manifest) -> Iterator[str]:
     """Yield what must be equal in all parts, in words."""
-    yield manifest.labels.counted
+    yield count_of(len(manifest.labels), "class")
     for label, each in enumerate(manifest.labels.classes):
         yield f"the label {label} for {each.name!r} with the ILSVRC2012_ID {each.ilsvrc2012_id}"
     yield "images" if manifest.has_images else "no images"

@@ -82,7 +82,7 @@ def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_bot
     assert len(recognise(mixed).listing("train").labels) == 1000
     write(mixed / "train/cat/1.jpg", b"x")
     assert len(recognise(mixed).survey("train").labels) == 1000
-    with pytest.raises(LabelConflict, match="cat is not one of the 1000 classes"):
+    with pytest.raises(LabelConflict, match="cat is not one of the 1,000 classes"):
         recognise(mixed).listing("train")
 
 
