@@ -247,7 +247,14 @@ class JsonCodec(Codec):
     """
 
     def encode(self, value: Any) -> bytes:
-        pending = [value]
+        try:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            data = bounded(text.encode())
+        except TypeError as error:
+            raise refused(value, "a value of JSON") from error
+        except (ValueError, RecursionError) as error:
+            raise BadValue(f"is not JSON: {error}") from error
+        pending = [value]  # json found no circle in it, but writes tuples as lists and numeric names as text
         while pending:
             item = pending.pop()
             if type(item) is dict:
@@ -258,11 +265,7 @@ class JsonCodec(Codec):
                 pending.extend(item)
             elif item is not None and type(item) not in (bool, int, float, str):
                 raise refused(item, "a value of JSON")
-        try:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            return bounded(text.encode())
-        except (ValueError, RecursionError) as error:
-            raise BadValue(f"is not JSON: {error}") from error
+        return data
 
     def decode(self, data: bytes) -> Any:
         try:

@@ -277,7 +277,7 @@ class RecordSet(Closable, ABC):
         has its number, key and class below it. Raises UsageError for more, IndexError for a number that no
         record has, and the errors of reading a record.
         """
-        if isinstance(records, int):
+        if isinstance(records, int | np.integer):
             count = min(records, len(self))
             numbers: Sequence[int] = [place * len(self) // count for place in range(count)]
             is_possible = 1 <= count <= MOST_SHOWN
@@ -413,6 +413,7 @@ class Dataset(RecordSet):
 
     def place(self, number: int) -> RecordPlace:
         """Return a record's place, for reading its columns."""
+        number = range(len(self))[number]
         row = self.index[number]
         return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 

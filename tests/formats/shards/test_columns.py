@@ -33,6 +33,9 @@ VALUES = {
     "label": st.integers(-1, 2),
 }
 
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
 
 def field(kind: str) -> Field:
     return Field("x", kind, CLASSES if kind in ("label", "labels") else ())
@@ -42,7 +45,7 @@ def field(kind: str) -> Field:
     ("kind", "value"),
     [
         ("bytes", "text"), ("image", b"no image"), ("text", b"bytes"), ("text", "\ud800"),
-        ("json", (1, 2)), ("json", [{"a": (1,)}]), ("json", {1: 2}), ("json", math.nan), ("json", object()),
+        ("json", (1, 2)), ("json", [{"a": (1,)}]), ("json", {1: 2}), ("json", math.nan), ("json", object()), ("json", CIRCLE),
         ("int", 2**63), ("int", True), ("int", 1.0), ("float", "1"), pytest.param("float", 10**400, id="float-large"), ("float", True),
         ("label", 3), ("label", "owl"), ("label", -2), ("labels", [0, 0]), ("labels", ["owl"]),
         ("labels", "cat"), ("labels", 1), ("labels", [-1]),

@@ -38,6 +38,8 @@ def test_some_records_are_shown_with_their_numbers_keys_and_classes(lmdb_shards:
             assert f"{len(record.image):,} bytes" in line
         assert str(dataset.path) in text.splitlines()[0]
         assert pictures(dataset.show([-1])._repr_html_()) == [dataset[-1].image]
+        assert pictures(dataset.show(np.int64(1))._repr_html_()) == [dataset[0].image]
+        assert dataset.place(-1) == dataset.place(len(dataset) - 1)
 
 
 @pytest.mark.parametrize("records", [0, -1, 101, list(range(101))])
