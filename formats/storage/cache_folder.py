@@ -277,9 +277,9 @@ class CacheFolder:
         says which others may go: any, those used later than the one entry, or none. Raises OSError.
         """
         with self.turn(), ExitStack() as failed:
-            readers, disk = living_readers(self.readers), shutil.disk_usage(self.path)
+            readers, arriving, files = living_readers(self.readers), self.remove_leftovers(), self.cached()
+            disk = shutil.disk_usage(self.path)  # once the leftovers are removed
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
-            arriving, files = self.remove_leftovers(), self.cached()
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             there = {file.name: file.size for file in files}
             found = Arrivals([], [])

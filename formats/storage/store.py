@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import FULL, Owned, flush_file, no_space, redacted, user_path
+from shardprep.formats.runtime.progress import checked_int, checked_seconds
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -304,6 +305,7 @@ LISTING_S = 120.0  # for a whole listing, which a server could continue forever
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 SETTLE_S = 0.1
 RETRY_TIME = timedelta(minutes=4)  # for one request, whose signature expires after 5 minutes
+WHOLE_FILE = timedelta(days=1)  # the longest that one response takes
 
 _inherited = False
 
@@ -331,8 +333,9 @@ class RetryPolicy:
     timeout_s: float
 
     def __post_init__(self) -> None:
-        if self.retries < 0 or not self.timeout_s > 0:
-            raise UsageError("retries must be at least 0 and timeout_s more than 0")
+        checked_int(self.retries, "retries", least=0)
+        seconds = checked_seconds(self.timeout_s, "timeout_s", above=0)
+        object.__setattr__(self, "timeout_s", min(seconds, WHOLE_FILE.total_seconds()))
 
 
 PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
@@ -389,7 +392,7 @@ class RemoteFolder(Owned):
         client: ClientConfig = {
             **_redirects_of(self.place, server),
             "allow_http": self.place.scheme == "http" or is_allowed or server.hostname in LOOPBACK,
-            "timeout": timedelta(days=1),  # for a whole file
+            "timeout": WHOLE_FILE,
             "read_timeout": timedelta(seconds=self._policy.timeout_s),
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }

@@ -250,7 +250,7 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
         raise _unpublished(error) from error
 
 
-def _unpublished(error: RemoteMissing) -> NothingThere:
+def _unpublished(error: RemoteMissing | NothingThere) -> NothingThere:
     return NothingThere(
         f"{error.message}; check the URL: there is no dataset, or it is not published yet",
         path=error.path,
@@ -269,7 +269,7 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     for name in (*usual, *sorted(listed - set(usual))):
         try:
             found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
-        except RemoteMissing as error:
+        except (RemoteMissing, NothingThere) as error:  # the latter for a local folder
             if name in listed and name in USUAL_ORDER:
                 raise _unpublished(error) from error
         except RemoteDenied:

@@ -12,7 +12,7 @@ from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry
@@ -61,9 +61,9 @@ class LocalCopy:
         """Raise UsageError for unknown shards or an unsuitable output; OutputBusy; OSError."""
         self.remote.refuse_archive()
         count, url = len(self.remote.manifest.shards), self.remote.folder.place.url
-        if wrong := [number for number in self.shards or () if not 0 <= number < count]:
+        if wrong := [number for number in self.shards or () if number >= count]:
             raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=url)
-        if self.shards is not None and not len(self.shards):
+        if self.shards is not None and not self.shards:
             raise UsageError("no shard is requested", path=url)
         refuse_busy(self.output)
         path = self.output / MANIFEST_NAME
@@ -167,10 +167,11 @@ def fetch(
         OperationError: RemoteFailed, OutputBusy or NoSpace.
         OSError: A file cannot be written.
     """
-    if at_once < 1:
-        raise UsageError("at_once must be at least 1")
+    at_once = checked_int(at_once, "at_once", least=1)
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     target, progress = user_path(folder), shown(progress)
+    if shards is not None:
+        shards = [checked_int(number, "the number of a shard", least=0) for number in shards]
     with LoopThread(threads=at_once) as loop:
         found = loop.run(find_datasets(place, policy))
         if "" not in found:

@@ -31,7 +31,7 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, checked_int, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.dataset import splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
@@ -119,8 +119,7 @@ def publish(
         OperationError: RemoteFailed or RemoteDenied.
         OSError: A file cannot be read.
     """
-    if at_once < 1:
-        raise UsageError("at_once must be at least 1")
+    at_once = checked_int(at_once, "at_once", least=1)
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     source = user_path(folder)
     local = {

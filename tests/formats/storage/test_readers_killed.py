@@ -79,6 +79,14 @@ with FileCache(cache, None, Location.parse(url), patience_s=0.5) as files:
     with files.hold(shards[1:2]):
         print("held")
 """
+LEFT = """
+shards = read_manifest(path).shards
+with FileCache(cache, None, Location.parse(url)) as files:
+    files.hold(shards[:1]).release()
+    (cache / "parts" / f"{64 * '0'}.part").write_bytes(bytes(shards[1].size))
+    files.hold(shards[1:2]).release()
+    print(files.hold_cached(shards[:1]) is not None)
+"""
 BOUNDED = """
 made = {"batch_size": 5, "shuffle": LocalShuffle(20), "workers": 2, "with_numbers": True}
 with (
@@ -132,6 +140,7 @@ TRACED = {QUOTA: "strace -f -qq -o/dev/null -etrace=fallocate -einject=fallocate
             lambda all_files, two: two + (1 << 20),
             r".*the disk is full; make room and try again\nheld\n",
         ),
+        (LEFT, lambda all_files, two: two + (1 << 20) + (1 << 16), r"True\n"),
         (FULL, lambda all_files, two: all_files + (4 << 20), r".*the disk is full; make room.*\nTrue\n"),
         pytest.param(
             QUOTA, lambda all_files, two: all_files + (4 << 20), r"\[True\]\n\[True\]\n", marks=needs_strace
@@ -143,6 +152,7 @@ TRACED = {QUOTA: "strace -f -qq -o/dev/null -etrace=fallocate -einject=fallocate
     ],
     ids=[
         "that others fill is an error, and the cache goes on when there is room",
+        "that a killed download fills is emptied before anything is evicted",
         "that is full is an error, and a cache that has all files goes on",
         "whose quota is used up makes the cache evict what nobody reads",
         "that is too small for the order is found before the first batch",

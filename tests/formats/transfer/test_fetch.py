@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 from shardprep.formats import FetchedDataset, fetch, repair, verify
@@ -99,6 +100,8 @@ def test_a_split_that_is_not_published_yet_a_hostile_manifest_and_what_is_no_pla
 ) -> None:
     proxy.fault = lambda path, count: "404" if path.endswith("val/manifest.json") else None
 
+    with pytest.raises(NothingThere, match=f"{tmp_path}: manifest.json: is not there"):  # not .../train
+        fetched(tmp_path.as_uri(), tmp_path / "copy")
     hostile = Path(shutil.copytree(bucket / "lmdb", tmp_path / "hostile"))
     reseal(hostile, lambda manifest: manifest["shards"][0].update(name="../escaped"))
 
@@ -169,19 +172,25 @@ def test_an_interruption_does_not_wait_until_a_large_file_is_hashed(
     assert 0 < download.done < entry.size
 
 
-def test_splits_are_not_mixed_with_a_dataset_and_have_no_numbers_of_shards(
+def test_splits_are_not_mixed_with_a_dataset_and_wrong_arguments_are_refused(
     bucket: Path, tmp_path: Path
 ) -> None:
-    fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=[0])
+    fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=np.array([0]))
 
-    with pytest.raises(UsageError, match="cannot go into it"):
-        fetched(f"file://{bucket}/shards", tmp_path / "copy")
-    with pytest.raises(UsageError, match="give one of them"):
-        fetched(f"file://{bucket}/shards", tmp_path / "other", shards=[0])
-    with pytest.raises(UsageError, match="is not empty"):
-        fetched(f"file://{bucket}/shards/val", tmp_path)
-    with pytest.raises(UsageError, match="in the folder of a dataset"):
-        fetched(f"file://{bucket}/shards/val", tmp_path / "copy/a/b")
+    wrong: tuple[tuple[str, str, dict[str, object], str], ...] = (
+        ("shards", "copy", {}, "cannot go into it"),
+        ("shards", "other", {"shards": [0]}, "give one of them"),
+        ("shards/val", "", {}, "is not empty"),
+        ("shards/val", "copy/a/b", {}, "in the folder of a dataset"),
+        ("shards/val", "other", {"shards": np.array([0, 99])}, r"has the shards 0 to \d+, not 99"),
+        ("shards/val", "other", {"shards": [0.5]}, "the number of a shard must be a whole number"),
+        ("shards/val", "other", {"at_once": 0}, "at_once must be a whole number, at least 1, not 0"),
+        ("shards/val", "other", {"retries": 1.5}, "retries must be a whole number"),
+        ("shards/val", "other", {"timeout_s": float("inf")}, "timeout_s must be a number of seconds"),
+    )
+    for name, folder, options, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            fetched(f"file://{bucket}/{name}", tmp_path / folder, **options)
 
 
 def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_path: Path) -> None:

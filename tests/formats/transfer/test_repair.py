@@ -56,10 +56,8 @@ def test_another_source_is_refused(dataset: Path, archives: Path, tmp_path: Path
 
 def test_a_shard_that_comes_out_otherwise_is_not_published(dataset: Path, own: Path) -> None:
     train = own / "ILSVRC2012_img_train.tar"
-    data = train.read_bytes()
-    train.write_bytes(
-        data.replace(b"\xff\xdb\x00\x43\x00", b"\xff\xdb\x00\x43\x01")
-    )  # a table's number in every image
+    data = train.read_bytes()  # with another number of a table in every image:
+    train.write_bytes(data.replace(b"\xff\xdb\x00\x43\x00", b"\xff\xdb\x00\x43\x01"))
     victim = sorted(dataset.glob("shard-*"))[0]
     victim.unlink()
 

@@ -43,9 +43,8 @@ def test_progress_counts_each_record_once_when_its_columns_are_checked(intact: P
     progress = Mock(wraps=NoProgress())
     assert verify(intact, level=level, progress=progress).findings == []
     *before, last = (call.args for call in progress.at.call_args_list)
-    assert (
-        last[0] == read_manifest(intact).records > max(records for records, size in before if size < last[1])
-    )
+    most = max(records for records, size in before if size < last[1])
+    assert last[0] == read_manifest(intact).records > most
 
 
 def files(dataset: Path) -> list[Path]:
@@ -102,21 +101,16 @@ def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
     tmp_path: Path, name: str
 ) -> None:
     field = EVERY_KIND[name]
+    value = field.codec.encode("grüN 3" if name == "caption" else 1)
     write_columns(tmp_path / "d", 4, Schema([field]))
-    write_columns(
-        tmp_path / "other",
-        4,
-        Schema([field]),
-        instead={name: field.codec.encode("grüN 3" if name == "caption" else 1)},
-    )
+    write_columns(tmp_path / "other", 4, Schema([field]), instead={name: value})
     for path in files(tmp_path / "other"):
         shutil.copy(path, tmp_path / "d" / path.name)
     reseal(tmp_path / "d")
 
     assert [f.file for f in found(tmp_path / "d")] == []
-    assert [f.problem for f in found(tmp_path / "d", "records")] == [
-        f"its content_root of the column {name} differs from that of the values"
-    ]
+    (finding,) = found(tmp_path / "d", "records")
+    assert finding.problem == f"its content_root of the column {name} differs from that of the values"
 
 
 def test_other_lengths_under_a_right_root_are_found(dataset: Path) -> None:
@@ -159,10 +153,9 @@ def test_a_value_that_is_none_of_its_kind_is_found_at_the_last_level(tmp_path: P
     write_columns(tmp_path / "d", instead=BAD_VALUES)
 
     assert found(tmp_path / "d", "records") == []
-    assert {f.file.split("-")[1].removesuffix(".npy") for f in found(tmp_path / "d", "decode")} == {
-        *BAD_VALUES
-    }
-    assert {f.key for f in found(tmp_path / "d", "decode")} == {"k0003"}
+    findings = found(tmp_path / "d", "decode")
+    assert {f.file.split("-")[1].removesuffix(".npy") for f in findings} == {*BAD_VALUES}
+    assert {f.key for f in findings} == {"k0003"}
 
 
 @pytest.mark.slow

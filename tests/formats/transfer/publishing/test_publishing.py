@@ -98,16 +98,15 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
     other = bucket / "place/other"
     write(other / "mine.txt", b"mine")
 
-    with pytest.raises(PlanMismatch, match="another dataset"):
-        published(local / "val", url)
-    with pytest.raises(UsageError, match=r"mine\.txt"):
-        published(local / "val", f"{url}/place/other")
-    with pytest.raises(UsageError, match=r"other/ does not belong"):
-        published(local / "val", f"{url}/place")  # a folder of splits, say
-    with pytest.raises(UsageError, match="cannot go into it"):
-        published(local, url)
-    with pytest.raises(RemoteMissing, match="web page"):
-        published(local / "val", f"{url}/page")
+    for error, said, folder, place in (
+        (PlanMismatch, "another dataset", local / "val", url),
+        (UsageError, r"mine\.txt", local / "val", f"{url}/place/other"),
+        (UsageError, "other/ does not belong", local / "val", f"{url}/place"),  # a folder of splits, say
+        (UsageError, "cannot go into it", local, url),
+        (RemoteMissing, "web page", local / "val", f"{url}/page"),
+    ):
+        with pytest.raises(error, match=said):
+            published(folder, place)
     for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
         with pytest.raises(UsageError) as caught:
             published(local / "val", refused)
