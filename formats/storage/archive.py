@@ -57,7 +57,6 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         self.path = file.url
         self._expected: deque[tuple[int, int]] = deque()
         self._ahead: deque[tuple[tuple[int, int], Future[bytes]]] = deque()
-        self._ahead_bytes = 0
         self._is_stopped = False
 
     def __enter__(self) -> RemoteArchive:
@@ -119,7 +118,6 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         """Return the future of a range that was read ahead, or None; drop the ranges before it."""
         while self._ahead:
             expected, future = self._ahead.popleft()
-            self._ahead_bytes -= expected[0]
             self._ask_ahead()
             if expected == read:
                 return future
@@ -128,12 +126,11 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
     def _ask_ahead(self) -> None:
         while self._expected and len(self._ahead) < AHEAD_AT_ONCE:
             length, offset = self._expected[0]
-            if self._ahead and self._ahead_bytes + length > AHEAD_BYTES:
+            if self._ahead and sum(ahead[0] for ahead, _ in self._ahead) + length > AHEAD_BYTES:
                 return
             self._expected.popleft()
             if length > 0:
                 self._ahead.append(((length, offset), self._loop.begin(self._range(length, offset))))
-                self._ahead_bytes += length
 
     async def _range(self, length: int, offset: int) -> bytes:
         if self._is_stopped:

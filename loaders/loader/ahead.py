@@ -208,7 +208,6 @@ class Prefetcher(Owned):
         self._cache = cache
         self._ahead = ahead
         self._changed = threading.Condition()
-        self._progress = 0
         self._is_closed = False
         self.follow(())
         name = "shardprep-prefetch"
@@ -222,9 +221,9 @@ class Prefetcher(Owned):
         """Download these files instead of the planned ones."""
         with self._changed:
             self._files, self._left = files, [*range(len(files))]
-            self._failed, self._there = list[int](), set[int]()
+            self._again, self._there = list[int](), set[int]()
             self._begun, self._over, self._has_room = 0, 0, True
-            self._progressed()
+            self._changed.notify_all()
 
     def skip_to(self, begun: int, over: int) -> None:
         """Record that the first ``begun`` files are or were in use, and that ``over`` uses have ended."""
@@ -232,51 +231,41 @@ class Prefetcher(Owned):
             if (begun, over) == (self._begun, self._over):
                 return
             self._begun, self._over = begun, over
-            while self._failed:
-                heapq.heappush(self._left, self._failed.pop())
+            while self._again:
+                heapq.heappush(self._left, self._again.pop())
             while self._left and self._left[0] < begun:
                 heapq.heappop(self._left)
             self._there = {number for number in self._there if number >= begun}
-            self._progressed()
+            self._changed.notify_all()
 
     @property
     def ahead(self) -> int:
         """The number of downloaded files that are not in use yet."""
         return len(self._there)
 
-    def _progressed(self) -> None:
-        self._progress += 1
-        self._changed.notify_all()
-
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            files, number, progress, is_near = taken
-            is_there = has_failed = False
-            try:
-                is_there = self._cache.prefetch(files[number], evict=is_near)
-            except (ShardprepError, OSError):
-                has_failed = True
+            files, number, is_near = taken
+            is_there, had_room = False, True
+            with suppress(ShardprepError, OSError):
+                is_there = had_room = self._cache.prefetch(files[number], evict=is_near)
             with self._changed:
                 if files is not self._files:
                     continue
-                if has_failed:
-                    self._failed.append(number)
-                elif not is_there:
-                    heapq.heappush(self._left, number)
-                    self._has_room = False
-                    while self._progress == progress:
-                        self._changed.wait()
+                self._has_room &= had_room
+                if not is_there:
+                    self._again.append(number)
                 elif number >= self._begun:
                     self._there.add(number)
 
-    def _take(self) -> tuple[Sequence[FileEntry], int, int, bool] | None:
-        """Wait for a file; return all files, its number, the progress, if it is near; None at the end."""
+    def _take(self) -> tuple[Sequence[FileEntry], int, bool] | None:
+        """Wait for a file; return all files, its number, and whether it is near; None at the end."""
         with self._changed:
             while not self._is_closed:
                 near = self._begun + self._ahead
                 if self._left and (self._has_room or self._left[0] < near):
                     number = heapq.heappop(self._left)
-                    return self._files, number, self._progress, number < near
+                    return self._files, number, number < near
                 self._changed.wait()
             return None
 
@@ -285,7 +274,7 @@ class Prefetcher(Owned):
         if self.made_here:  # in a forked process, a thread that does not exist may hold the lock
             with self._changed:
                 self._is_closed = True
-                self._progressed()
+                self._changed.notify_all()
 
     def join(self) -> None:
         """Wait for the threads to stop, for at most JOIN_TIMEOUT_S each."""
