@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -20,13 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import (
-    DatasetNotFound,
-    ManifestDamaged,
-    ShardDamaged,
-    ShardprepError,
-    UsageError,
-)
+from shardprep.formats.errors import ManifestDamaged, ShardDamaged, ShardprepError, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.files import hash_file, memory_file, user_path
@@ -144,29 +138,19 @@ def verify(
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; choose from {', '.join(LEVELS)}")
     source = cached_place(dataset, cache, cache_limit)
-    if source is None:
-        path = user_path(dataset)
-        if not path.is_dir():
-            raise DatasetNotFound.at(path)
-        return _verified(DatasetFiles(path), level, workers, executor, progress)
-    if executor is not None:
+    if source is not None and executor is not None:
         raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=dataset)
-    with source.opened() as files:
-        return _verified(CachedFiles(files), level, workers, None, progress)
-
-
-def _verified(
-    files: DatasetFiles, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
-) -> Report:
-    report = Report(files.folder, level, url=files.url)
-    try:
-        manifest = report.manifest = files.manifest()
-    except ManifestDamaged as error:
-        report.findings.append(Finding(MANIFEST_NAME, error.message))
+    with nullcontext() if source is None else source.opened() as opened:
+        files = DatasetFiles(user_path(dataset)) if opened is None else CachedFiles(opened)
+        report = Report(files.folder, level, url=files.url)
+        try:
+            manifest = report.manifest = files.manifest()
+        except ManifestDamaged as error:
+            report.findings.append(Finding(MANIFEST_NAME, error.message))
+            return report
+        report.dataset = files.folder
+        _Verification(files, report, manifest, workers, executor, shown(progress)).run()
         return report
-    report.dataset = files.folder
-    _Verification(files, report, manifest, workers, executor, shown(progress)).run()
-    return report
 
 
 def wrong_size(entry: FileEntry, size: int) -> str:
@@ -204,6 +188,10 @@ class DatasetFiles:
         """Return a context in which a file stays at its path, which is not a link."""
         return nullcontext(self._absolute / entry.name)
 
+    def most_at_once(self, sizes: Iterable[int]) -> int:
+        """Return how many files of these sizes can be at hand at once."""
+        return sys.maxsize
+
     def stop(self) -> None:
         """End the reads of other threads, whose results are not needed."""
 
@@ -234,8 +222,6 @@ class CachedFiles(DatasetFiles):
         self.url = cache.place.url
         self._cache = cache
         self._issues: dict[str, str | ShardprepError] = {}
-        self._room_bytes = self._bytes_at_hand = 0
-        self._let_go = threading.Condition()
         self._seen: set[str] = set()
 
     def manifest(self) -> Manifest:
@@ -247,7 +233,6 @@ class CachedFiles(DatasetFiles):
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
         if level != "quick":  # reading the files then shows more than their sizes
             self._cache.check_fits(entries)
-            self._room_bytes = self._cache.room_bytes
             return
         remote = RemoteFolder(self._cache.place, PATIENT)
 
@@ -269,22 +254,15 @@ class CachedFiles(DatasetFiles):
 
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
-        """Yield the path of a cached file once there is room; one cached before is also read at the URL."""
-        with self._let_go:
-            self._let_go.wait_for(
-                lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
-            )
-            self._bytes_at_hand += entry.size
-        try:
-            with self._cache.hold_intact(entry) as held:
-                if not held.has_downloaded and entry.name not in self._seen:
-                    self._cache.check_published(entry)
-                self._seen.add(entry.name)
-                yield self._cache.folder.path_of(entry)
-        finally:
-            with self._let_go:
-                self._bytes_at_hand -= entry.size
-                self._let_go.notify_all()
+        """Yield the path of a cached file; one cached before is also read at the URL."""
+        with self._cache.hold_intact(entry) as held:
+            if not held.has_downloaded and entry.name not in self._seen:
+                self._cache.check_published(entry)
+            self._seen.add(entry.name)
+            yield self._cache.folder.path_of(entry)
+
+    def most_at_once(self, sizes: Iterable[int]) -> int:
+        return self._cache.room_bytes // max([1, *sizes])
 
     def check_others(self, report: Report, manifest: Manifest) -> None:
         """Check nothing: a URL may hold other files."""
@@ -464,7 +442,8 @@ class _Verification:
         sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
         records, size = sum(file.records for file in files if file.name in room), int(sizes.sum())
         asked = usable_cpus() if self.workers is None else self.workers
-        count = max(1, checked_int(asked, "workers", least=0))
+        most = self.files.most_at_once(check.entry.size for check in checks)
+        count = max(1, min(most, checked_int(asked, "workers", least=0)))
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
         sent = []
