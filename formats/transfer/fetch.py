@@ -133,7 +133,7 @@ def fetch(
     url: str,
     folder: str | os.PathLike[str],
     *,
-    shards: Sequence[int] | None = None,
+    shards: Iterable[int] | None = None,
     at_once: int = AT_ONCE,
     retries: int = PATIENT.retries,
     timeout_s: float = PATIENT.timeout_s,

@@ -95,7 +95,7 @@ class ReadAhead(Owned):
     def _follow(self) -> None:
         position: int | None = None
         for first, reach in iter(self._spans.get, None):
-            position = first if position is None else position
+            position = first if position is None else max(position, first)
             stop = min(reach + self._budget, int(self._ends[-1]))
             while position < stop and not self._closed:
                 number = int(np.searchsorted(self._ends, position, side="right"))

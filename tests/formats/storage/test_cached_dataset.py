@@ -124,6 +124,7 @@ def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
     local.close()
 
 
+@pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [
@@ -139,12 +140,7 @@ def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
     ],
 )
 def test_what_has_no_meaning_is_refused(
-    proxy: Proxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    options: dict[str, object],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, options: dict[str, object], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -38,8 +38,7 @@ def damage(dataset: Path) -> None:
 
 @pytest.mark.torture
 def test_a_daemonic_worker_such_as_dasks_reads_records(dataset: Path) -> None:
-    found = multiprocessing.get_context("spawn").Pool(1)
-    with found:
+    with multiprocessing.get_context("spawn").Pool(1) as found:
         assert found.apply(_exit_code, (dataset,)) == 0
 
 

@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import Dataset, open_dataset
+from shardprep.formats import Dataset, open_dataset, read_manifest
 from shardprep.formats.errors import (
     CorruptRecord,
     ManifestDamaged,
@@ -41,6 +41,7 @@ from shardprep.loaders import (
     decode_rgb,
 )
 from shardprep.loaders.engine.dispatcher import POLL_INTERVAL_S
+from shardprep.loaders.loader.ahead import ReadAhead
 from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.measuring import tracing
 from shardprep.loaders.order.epoch import Epoch
@@ -243,6 +244,18 @@ def test_reading_ahead_changes_nothing_but_the_time(
     with loader_on(Path("lmdb"), shuffle=LocalShuffle(20), read_ahead=read_ahead, drop_last=False) as loader:
         monkeypatch.chdir(tmp_path)  # a relative path stays good
         assert_exactly_once(loader, epoch_of(loader))
+
+
+def test_steps_that_are_left_out_are_not_read_ahead(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, names = set[str](), [shard.name for shard in read_manifest(lmdb_shards).shards]
+    monkeypatch.setattr(ReadAhead, "_request", lambda _, path, *place: asked.add(path.name))
+    with loader_on(lmdb_shards, shuffle=None, read_ahead=1) as loader:
+        loader.skip(range(1, len(loader) - 1))
+        epoch_of(loader)
+        until(lambda: names[-1] in asked)
+    assert names[len(names) // 2] not in asked
 
 
 def test_an_epoch_a_folder_and_slots_that_cannot_be_meant_are_errors_at_once(

@@ -387,7 +387,6 @@ def test_a_bad_sector_below_a_copy_is_a_copy_that_the_disk_did_not_keep(
     with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as found:
         first = found[0]
         (inode,) = {path.stat().st_ino for path in copies_of(tmp_path / "c", "shard") if path.exists()}
-        really = os.pread, os.preadv
 
         def failing(call: Callable[..., Any]) -> Callable[..., Any]:
             def read(descriptor: int, *where: Any) -> Any:
@@ -397,8 +396,8 @@ def test_a_bad_sector_below_a_copy_is_a_copy_that_the_disk_did_not_keep(
 
             return read
 
-        monkeypatch.setattr(os, "pread", failing(really[0]))
-        monkeypatch.setattr(os, "preadv", failing(really[1]))
+        for name in ("pread", "preadv"):
+            monkeypatch.setattr(os, name, failing(getattr(os, name)))
         assert found[0] == first
 
 

@@ -98,7 +98,6 @@ def test_a_shard_that_is_there_takes_no_room_here_and_is_built_and_uploaded_agai
     monkeypatch.setattr(
         build_shard, "_write", lambda job, *given: built.append(job.shard.name) or really(job, *given)
     )
-
     progress = Mock(wraps=NoProgress(), shards=Mock())
 
     (done,) = stored(archives, url, scratch, split="train", progress=progress)

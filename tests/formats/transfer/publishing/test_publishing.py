@@ -30,15 +30,10 @@ def published(folder: Path, url: str) -> list[PublishedDataset]:
     return publish(folder, url, retries=1, timeout_s=20)
 
 
+@pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("part", torture_except([8 << 20, 1 << 14], 1 << 14))
 def test_a_published_folder_of_splits_is_the_local_one_and_a_rerun_sends_what_is_missing_or_damaged(
-    local: Path,
-    bucket: Path,
-    url: str,
-    proxy: Proxy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    part: int,
+    local: Path, bucket: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     monkeypatch.setattr(remote_folder, "PART_BYTES", part)
 
