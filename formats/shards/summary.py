@@ -165,7 +165,9 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         with Dataset(dataset) as opened:
             return inspect(opened)
     manifest, index = dataset.manifest, dataset.index
-    counts = np.unique(index["label"], return_counts=True)[1]
+    present, counts = np.unique(index["label"], return_counts=True)
+    if present[-1] >= 0:  # otherwise no record has a label
+        present, counts = present[present >= 0], counts[present >= 0]
     boxes = manifest.table("boxes.npy")
     images = index if manifest.has_images else index[:0]
     return Summary(
@@ -173,7 +175,7 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         **{name: getattr(manifest, name) for name in _SAME},
         records=len(index),
         classes=len(manifest.labels),
-        classes_present=int(np.count_nonzero(np.unique(index["label"]) >= 0)),
+        classes_present=int(np.count_nonzero(present >= 0)),
         per_class=(int(counts.min()), int(counts.max())),
         disk_bytes=sum(f.size for f in manifest.files),
         archive=place_of(dataset.path / ARCHIVE_NAME) if manifest.archive else None,

@@ -153,6 +153,8 @@ def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built)
         report(built[0], classes=["beee"])
     with pytest.raises(UsageError, match="unknown pixels 'some'"):
         report(built[0], pixels="some")
+    with pytest.raises(UsageError, match="a seed must be a whole number"):
+        report(built[0], seed=-1)
 
 
 def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Path) -> None:

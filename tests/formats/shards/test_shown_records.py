@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import Record, UsageError, open_dataset
+from shardprep.formats import Record, UsageError, inspect, open_dataset, write_dataset
 from shardprep.formats.images.pictures import Gallery, ShownImage
 from shardprep.formats.reports.pages import page, shown_name
 from support.column_datasets import EVERY_KIND, write_columns
@@ -81,6 +81,12 @@ def test_inspect_prints_columns_and_their_json(tmp_path: Path) -> None:
     assert "label, 48 B" in shown
     assert [column["name"] for column in found["columns"]] == list(EVERY_KIND.names)
     assert found["columns"][6]["per_class"] == [4, 4]
+
+
+def test_records_without_a_label_are_no_class(tmp_path: Path) -> None:
+    write_dataset([{"x": n, "label": -1 if n < 5 else n % 2} for n in range(9)], tmp_path / "out")
+
+    assert inspect(tmp_path / "out").per_class == (2, 2)
 
 
 HOSTILE = [
