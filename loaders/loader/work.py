@@ -61,7 +61,6 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decoding_seconds
 
-TIMED_OF = 8  # one of this many reads of encoded images is timed
 ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index and of an Item
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
 
@@ -529,15 +528,11 @@ class _ShardWorkspace:
             self._clock += self._took
 
     def _images(self, items: Items, room: Room | None) -> Iterator[object]:
-        """Yield the encoded images, from whole columns as lists instead of an object per record.
-
-        One of TIMED_OF reads is timed for all, because two clock readings take 1 % of a read.
-        """
+        """Yield the encoded images, from whole columns as lists instead of an object per record."""
         places, addresses = items[["shard", "ordinal"]].tolist(), items[[*ADDRESS]].tolist()
-        rows = len(items)
-        for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
+        for (number, ordinal), address in zip(places, addresses, strict=True):
             shard = self._records[number]  # if it cannot be opened, skip_bad does not apply
-            began = 0.0 if row % TIMED_OF else perf_counter()
+            began = perf_counter()
             try:
                 if room is None:
                     image: object = shard.image(ordinal, address)
@@ -550,8 +545,7 @@ class _ShardWorkspace:
                     if not self._work.skip_bad:
                         raise
                     image = SkippedRow(str(damage))
-            if began:
-                self._took[0] += (perf_counter() - began) * min(TIMED_OF, rows - row)
+            self._took[0] += perf_counter() - began
             yield image
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:

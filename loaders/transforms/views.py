@@ -27,12 +27,12 @@ from shardprep.loaders.transforms.transforms import ImageTransform
 from shardprep.loaders.transforms.wrapper import WrappedTransform
 
 
-class _Group(NamedTuple):
-    """Views with the same outputs, which are stacked in the batch, or a single view."""
+class _View(NamedTuple):
+    """A view's ``transform``, its ``arrays`` among the outputs, and its place in each of them."""
 
-    transforms: tuple[Transform, ...]
-    specs: tuple[ArraySpec, ...]
-    is_stacked: bool
+    transform: Transform
+    arrays: slice
+    place: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,16 @@ class Views:
 
     @cached_property
     def each(self) -> tuple[Transform, ...]:
-        return tuple(transform for group in self._groups for transform in group.transforms)
+        return tuple(view.transform for view in self._forms[1])
 
-    @cached_property
+    @property
     def outputs(self) -> tuple[ArraySpec, ...]:
         """The specs of the arrays, grouped by views."""
-        found = tuple(spec for group in self._groups for spec in group.specs)
-        names = [spec.name for spec in found]
-        if len(set(names)) != len(names):
-            raise UsageError(f"the arrays of views must have different names, not {', '.join(names)}")
-        return found
+        return self._forms[0]
 
     @cached_property
-    def _groups(self) -> tuple[_Group, ...]:
+    def _forms(self) -> tuple[tuple[ArraySpec, ...], tuple[_View, ...]]:
+        """The outputs, and the views in their order."""
         given: Any = self.transforms
         if isinstance(given, dict):
             named = [(name, f"{name}_", "", views) for name, views in given.items()]
@@ -99,21 +96,24 @@ class Views:
             runs = [tuple(run) for _, run in groupby(given, key=_outputs)]
             ends = [f"_{number}" for number in range(len(runs))] if runs[1:] else [""]
             named = [(IMAGE + end, "", end, run) for end, run in zip(ends, runs, strict=True)]
-        groups = []
-        for name, before, behind, views in named:
-            is_stacked = isinstance(views, tuple)
-            transforms = views if is_stacked else (views,)
+        outputs, views = list[ArraySpec](), list[_View]()
+        for name, before, behind, own in named:
+            is_stacked = isinstance(own, tuple)
+            transforms = own if is_stacked else (own,)
             specs, *others = map(_outputs, transforms)
             if any(other != specs for other in others):
                 raise UsageError(f"the views {name!r} have different outputs: give them different names")
-            axis = (len(transforms),) if is_stacked else ()
-            titles = [name if spec.name == IMAGE else f"{before}{spec.name}{behind}" for spec in specs]
-            made = tuple(
-                ArraySpec(title, (*axis, *spec.shape), spec.dtype)
-                for title, spec in zip(titles, specs, strict=True)
-            )
-            groups.append(_Group(transforms, made, is_stacked))
-        return tuple(groups)
+            arrays = slice(len(outputs), len(outputs) + len(specs))
+            for number, transform in enumerate(transforms):
+                views.append(_View(transform, arrays, (number, ...) if is_stacked else (...,)))
+            for spec in specs:
+                title = name if spec.name == IMAGE else f"{before}{spec.name}{behind}"
+                shape = (len(transforms), *spec.shape) if is_stacked else spec.shape
+                outputs.append(ArraySpec(title, shape, spec.dtype))
+        names = [spec.name for spec in outputs]
+        if len(set(names)) != len(names):
+            raise UsageError(f"the arrays of views must have different names, not {', '.join(names)}")
+        return tuple(outputs), tuple(views)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         """Return new arrays of :attr:`outputs`: one array, or a tuple of several."""
@@ -127,8 +127,8 @@ class Views:
         crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
         chosen: list[Any] = []
         streams = _Streams(rng)
-        for view, (transform, rows) in enumerate(zip(self.each, self._rows(arrays), strict=True)):
-            random = streams.of(view)
+        for number, (transform, own, place) in enumerate(self._forms[1]):
+            random, rows = streams.of(number), tuple(array[place] for array in arrays[own])
             cropping = transform.crop if isinstance(transform, WrappedTransform) else transform
             if not isinstance(cropping, ImageTransform):
                 fill_rows(transform, record, random, rows)
@@ -149,17 +149,6 @@ class Views:
         streams = _Streams(rng)
         calls = (getattr(transform, "shown", None) for transform in self.each)
         return tuple(call(record, streams.of(view)) if call else None for view, call in enumerate(calls))
-
-    def _rows(self, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
-        rows, first = [], 0
-        for group in self._groups:
-            own = arrays[first : first + len(group.specs)]
-            first += len(own)
-            if group.is_stacked:
-                rows += [tuple(array[n, ...] for array in own) for n in range(len(group.transforms))]
-            else:
-                rows.append(tuple(own))
-        return rows
 
 
 def _outputs(transform: Transform) -> tuple[ArraySpec, ...]:
