@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, count, islice
+from itertools import chain, count, islice, tee
 from typing import Any, Literal
 
 import numpy as np
@@ -359,17 +359,12 @@ class Loader(Owned, Closable):
         """
         if self._stepped is None or self._stepped.number != epoch:
             self._stepped = Epoch(self._plan, epoch)
-        whole, drawn = self._stepped, deque[int]()
-
-        def wanted() -> Iterator[int]:
-            for step in steps:
-                drawn.append(step)
-                yield step
+        whole, (ahead, made) = self._stepped, tee(steps)
 
         def loaded(batch: EngineBatch) -> LoadedStep:
-            return whole.loaded(drawn.popleft(), *self._without_bad(batch))
+            return whole.loaded(next(made), *self._without_bad(batch))
 
-        with closing(self._batches([(whole, wanted())])) as batches:
+        with closing(self._batches([(whole, ahead)])) as batches:
             yield from map(loaded, batches)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:

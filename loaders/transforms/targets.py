@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -94,15 +94,15 @@ class TargetOptions:
         if self.boxes is None:
             return
         boxes = turn.boxes(boxes_of(_column(record, self.boxes), self.boxes, key=record.key))
-        kept = kept_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
-        size, many = (across.size, down.size), len(kept.numbers)
+        kept, numbers = kept_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
+        size, many = (across.size, down.size), len(numbers)
         out, *labels, count = arrays[masks:]
-        out[:many] = kept.boxes if self.box_units == "pixels" else kept.boxes / (*size, *size)
+        out[:many] = kept if self.box_units == "pixels" else kept / (*size, *size)
         out[many:] = 0
         count[...] = many
         if self.box_labels is not None:
             given = labels_of(_column(record, self.box_labels), self.box_labels, len(boxes), key=record.key)
-            labels[0][:many], labels[0][many:] = given[kept.numbers], NO_LABEL
+            labels[0][:many], labels[0][many:] = given[numbers], NO_LABEL
 
 
 def _column(record: TransformInput, name: str) -> Any:
@@ -117,13 +117,6 @@ def _form(value: Any) -> str:
 
 
 BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
-
-
-class KeptBoxes(NamedTuple):
-    """The remaining boxes, in pixels of the result, float64 [n, 4], and their original ``numbers``."""
-
-    boxes: Places
-    numbers: npt.NDArray[np.int64]
 
 
 def boxes_of(value: Any, name: str, *, key: str) -> Places:
@@ -153,8 +146,10 @@ def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.
     return labels
 
 
-def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> KeptBoxes:
-    """Return the visible parts of the boxes (fractions of the image), in their order.
+def kept_boxes(
+    boxes: Places, across: Span, down: Span, *, least: float, most: int
+) -> tuple[Places, npt.NDArray[np.int64]]:
+    """Return the visible parts of boxes (fractions of the image), in pixels of the result, and their numbers.
 
     A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
     ``most`` boxes those with the largest visible areas are kept, the earlier of equal ones.
@@ -167,7 +162,7 @@ def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: i
     if len(numbers) > most:
         numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
     (left, right), (top, bottom) = across.moved(*seen_x), down.moved(*seen_y)
-    return KeptBoxes(np.stack([left, top, right, bottom], axis=1)[numbers], numbers)
+    return np.stack([left, top, right, bottom], axis=1)[numbers], numbers
 
 
 def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:

@@ -150,7 +150,7 @@ def test_boxes_are_those_of_a_slow_computation(
 ) -> None:
     given_boxes = np.array([[x[0], y[0], x[1], y[1]] for x, y in boxes], np.float64).reshape(-1, 4)
 
-    kept = kept_boxes(given_boxes, across, down, least=least, most=most)
+    kept, numbers = kept_boxes(given_boxes, across, down, least=least, most=most)
 
     expected = {}
     for number, (x, y) in enumerate(boxes):
@@ -158,15 +158,15 @@ def test_boxes_are_those_of_a_slow_computation(
         whole = (x[1] - x[0]) * across.side * (y[1] - y[0]) * down.side
         if seen_x * seen_y > 0:
             expected[number] = (left, top, right, bottom), seen_x * seen_y, seen_x * seen_y / whole
-    for number, box in zip(kept.numbers.tolist(), kept.boxes, strict=True):
+    for number, box in zip(numbers.tolist(), kept, strict=True):
         place, _, share = expected[number]
         np.testing.assert_allclose(box, place, atol=1e-6 * max(across.resized, down.resized))
         assert share >= least * (1 - 1e-9)
-    left_out = [each for number, each in expected.items() if number not in kept.numbers]
-    areas = [expected[number][1] for number in kept.numbers.tolist()]
+    left_out = [each for number, each in expected.items() if number not in numbers]
+    areas = [expected[number][1] for number in numbers.tolist()]
     for _, area, share in left_out:
         assert share <= least * (1 + 1e-9) + 1e-12 or (len(areas) == most and area <= min(areas) * (1 + 1e-9))
-    assert kept.numbers.tolist() == sorted(kept.numbers.tolist())
+    assert numbers.tolist() == sorted(numbers.tolist())
 
 
 def shown_of(span: Span, low: float, high: float) -> tuple[float, float, float]:
