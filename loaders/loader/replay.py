@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, png_of
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.loaders.loader.digest import digest_of
+from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
 from shardprep.loaders.order.parts import NOTHING, Ranges, Records
@@ -244,9 +244,6 @@ def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> 
     labels = one.labels[some[:common]] != other.labels[others[:common]]
     if (labels & ~records).any():
         yield "labels", int((labels & ~records).argmax())
-
-
-DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,6 @@ def are_numbers(values: object, count: int) -> TypeGuard[tuple[float, ...]]:
     return len(values) == count and all(map(is_number, values))
 
 
-def is_count(value: object, *, most: int) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= most
-
-
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)

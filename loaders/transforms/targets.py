@@ -12,8 +12,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadTarget, UsageError
 from shardprep.formats.images.decode import cv2, decode
 from shardprep.formats.images.header import PNG_SIGNATURE, as_gray
-from shardprep.formats.runtime.progress import is_number
-from shardprep.loaders.transforms.contract import Array, ArraySpec, TransformInput, check_choice, is_count
+from shardprep.formats.runtime.progress import checked_int, is_number
+from shardprep.loaders.transforms.contract import Array, ArraySpec, TransformInput, check_choice
 from shardprep.loaders.transforms.geometry import Places, Span, Turn
 
 BoxUnits = Literal["fractions", "pixels"]
@@ -59,8 +59,7 @@ class TargetOptions:
             )
         if self.box_labels is not None and self.boxes is None:
             raise UsageError(f"box_labels={self.box_labels!r} needs boxes, the column of their boxes")
-        if not is_count(self.max_boxes, most=MOST_BOXES):
-            raise UsageError(f"max_boxes must be 1 to {MOST_BOXES}, not {self.max_boxes!r}")
+        checked_int(self.max_boxes, "max_boxes", least=1, most=MOST_BOXES)
         if not is_number(self.min_box) or not 0 <= self.min_box <= 1:
             raise UsageError(f"min_box must be a share of a box's area, 0 to 1, not {self.min_box!r}")
         check_choice("box_units", self.box_units, ("fractions", "pixels"))

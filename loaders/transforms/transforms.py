@@ -16,7 +16,7 @@ from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.images.header import EXTREME_ASPECT
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import is_number
+from shardprep.formats.runtime.progress import check_flags, checked_int, is_number
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -28,7 +28,6 @@ from shardprep.loaders.transforms.contract import (
     TransformInput,
     are_numbers,
     check_choice,
-    is_count,
 )
 from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Reduction
 from shardprep.loaders.transforms.geometry import (
@@ -156,9 +155,10 @@ class ImageTransform(TargetOptions, ABC):
     @cached_property
     def _sides(self) -> tuple[int, int]:
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
-        if len(sides) != 2 or not all(is_count(side, most=MAX_SIDE) for side in sides):
-            raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
-        return int(sides[0]), int(sides[1])
+        if len(sides) != 2:
+            raise UsageError(f"size must be a number of pixels, or (height, width), not {self.size!r}")
+        height, width = (checked_int(side, "size, in pixels,", least=1, most=MAX_SIDE) for side in sides)
+        return height, width
 
     @cached_property
     def _format(self) -> PixelFormat:
@@ -228,8 +228,7 @@ class TrainTransform(ImageTransform):
             raise UsageError(f"scale must be shares of the area, 0 < low <= high <= 1, not {self.scale!r}")
         if not are_numbers(self.ratio, 2) or not 1 / MAX_SIDE <= self.ratio[0] <= self.ratio[1] <= MAX_SIDE:
             raise UsageError(f"ratio must be two aspects, 1/{MAX_SIDE} <= low <= high, not {self.ratio!r}")
-        if not isinstance(self.flip, bool | np.bool_):
-            raise UsageError(f"flip must be True, to mirror half of the images, or False, not {self.flip!r}")
+        check_flags(flip=self.flip)
         if not isinstance(self.color_jitter, ColorJitter | None):
             raise UsageError(f"color_jitter must be a ColorJitter, or None, not {self.color_jitter!r}")
         if self.lighting is not None and (not is_number(self.lighting) or self.lighting < 0):
@@ -314,10 +313,7 @@ class EvalTransform(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("rounding", self.rounding, get_args(Rounding))
-        if not is_count(self.resize, most=MAX_SIDE) or self.resize < max(self._sides):
-            raise UsageError(
-                f"resize must be from {max(self._sides)} pixels (the size) to {MAX_SIDE}, not {self.resize!r}"
-            )
+        checked_int(self.resize, "resize, in pixels from the size on,", least=max(self._sides), most=MAX_SIDE)
 
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         smallest = min(image.size)
