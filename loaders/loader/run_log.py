@@ -475,7 +475,7 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
 
 
 def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
-    last = max(parts, key=lambda part: (part.place, part.start))
+    last = max(parts, key=lambda part: (part.place, part.start, part.reached))
     passed = max(parts, key=lambda part: part.reached[1]).passed
     plan = replace(last.plan_of(loader._plan), passed=passed)
     merged = Receipt.merge(part.receipt for part in parts)

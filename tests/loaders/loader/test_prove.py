@@ -133,7 +133,7 @@ def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
         prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json"])
 
 
-def test_a_run_that_returns_to_an_earlier_number_of_ranks_is_proven(
+def test_a_run_that_returns_to_an_earlier_number_of_ranks_or_skips_an_epoch_that_others_began_is_proven(
     lmdb_shards: Path, tmp_path: Path
 ) -> None:
     state = None
@@ -141,6 +141,9 @@ def test_a_run_that_returns_to_an_earlier_number_of_ranks_is_proven(
         state = train(lmdb_shards, tmp_path / "log", world=world, steps=steps, state=state)
 
     assert prove(lmdb_shards, [tmp_path / "log"]).epochs[0].delivered == RECORDS
+    for options in ({"steps": 0}, {"world": 2, "batch_size": 64, "skip": [0]}):
+        state = train(lmdb_shards, tmp_path / "skipped", state=state, drop_last=True, **options)
+    assert prove(lmdb_shards, [tmp_path / "skipped"]).epochs[0].left_out == 76
 
 
 def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path, tmp_path: Path) -> None:
