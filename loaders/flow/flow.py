@@ -35,7 +35,7 @@ from shardprep.loaders.flow.node import (
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import Remainder
-from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
+from shardprep.loaders.loader.run_card import TransformRule, kept_transform, refuse_another
 from shardprep.loaders.loader.work import Subset, place_of, plan_of
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
@@ -643,7 +643,7 @@ class Flow(Closable):
         calls = (node.function.call for node in walk(self.node) if isinstance(node, Map))
         return [kept_transform(call.transform) for call in calls if isinstance(call, Transforming)]
 
-    def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
+    def load_state_dict(self, state: dict[str, Any], *, transform: TransformRule = "same") -> None:
         """Make the next iteration continue at the ``state`` of an equal flow.
 
         Compares the steps, their options and seeds, the lengths of sources and, unless ``transform`` is

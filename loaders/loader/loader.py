@@ -51,9 +51,9 @@ from shardprep.loaders.loader.replay import (
 from shardprep.loaders.loader.run_card import (
     PLANNED,
     ChosenRecords,
-    Resumed,
     RunCard,
     TransformCard,
+    TransformRule,
     kept_transform,
     name_of,
     refuse_another,
@@ -62,7 +62,6 @@ from shardprep.loaders.loader.run_card import (
 from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import (
-    Chosen,
     Classes,
     Results,
     ShardWork,
@@ -87,7 +86,6 @@ from shardprep.loaders.transforms.contract import AsColumns, Transform, check_ch
 DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
 
-Loaded = tuple[Any, ...]
 Batches = Generator[EngineBatch, None, None]
 
 
@@ -178,9 +176,9 @@ class Loader(Owned, Closable):
         world_size: int | None = None,
         drop_last: bool = True,
         labels: str = "sorted_wnid0",
-        records: Chosen | None = None,
+        records: npt.ArrayLike | None = None,
         classes: Classes | None = None,
-        without: Chosen | None = None,
+        without: npt.ArrayLike | None = None,
         gaps: Literal["close", "keep"] = "close",
         weights: Mapping[str, float] | None = None,
         columns: Sequence[str] | None = None,
@@ -265,7 +263,7 @@ class Loader(Owned, Closable):
         refuse_sampler(self)
         return self.batches_per_epoch if self._next is self._waiting else len(self._next)
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
@@ -275,7 +273,7 @@ class Loader(Owned, Closable):
         self._waiting = self._next
         return self._run()
 
-    def _run(self) -> Iterator[Loaded]:
+    def _run(self) -> Iterator[tuple[Any, ...]]:
         self.engine.refuse_closed()  # else the place in this epoch would be lost
         epoch = self._current = self._place = self._next
         self._next = Epoch(self._plan, epoch.number + 1)
@@ -367,7 +365,7 @@ class Loader(Owned, Closable):
         with closing(self._batches([(whole, ahead)])) as batches:
             yield from map(loaded, batches)
 
-    def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
+    def _delivered(self, epoch: Epoch, batch: EngineBatch) -> tuple[Any, ...]:
         if epoch is not self._current:
             raise UsageError("another iteration of this Loader has begun; end the first, or make two")
         columns, delivered, skipped = self._without_bad(batch)
@@ -500,7 +498,7 @@ class Loader(Owned, Closable):
         place = self._next if self._place.is_over else self._place
         return place.state() | {"card": self._state_card.to_json(), "transform": self._kept_transform}
 
-    def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
+    def load_state_dict(self, state: dict[str, Any], *, transform: TransformRule = "same") -> None:
         """Continue the next iteration where the state was taken. On a UsageError nothing changes.
 
         Each rank loads its own state; with another world size, all ranks load the state of one. The dataset,

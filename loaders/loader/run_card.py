@@ -284,7 +284,7 @@ def differing_transforms(one: TransformCard | None, other: TransformCard | None)
 
 
 TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'
-Resumed = Literal["same", "changed"]
+TransformRule = Literal["same", "changed"]
 """Whether a state may be loaded only for the same transform as before, or for any."""
 
 
@@ -300,7 +300,7 @@ def kept_transform(transform: Transform) -> dict[str, Any]:
     return asdict(card) | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: Resumed) -> None:
+def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: TransformRule) -> None:
     """Raise UsageError if a state's transforms differ from those used here, unless they may be "changed".
 
     Both are lists of results of :func:`kept_transform`, with None for no transform.

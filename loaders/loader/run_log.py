@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
 from shardprep.formats.runtime.files import (
@@ -28,7 +29,7 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
-from shardprep.loaders.loader.work import Chosen, place_of
+from shardprep.loaders.loader.work import place_of
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
 from shardprep.loaders.order.receipt import Receipt, Tally
@@ -336,8 +337,8 @@ def prove(
     dataset: str | os.PathLike[str],
     logs: Sequence[str | os.PathLike[str]],
     *,
-    records: Chosen | None = None,
-    without: Chosen | None = None,
+    records: npt.ArrayLike | None = None,
+    without: npt.ArrayLike | None = None,
     signed_by: str | os.PathLike[str] | None = None,
     save: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,

@@ -100,7 +100,6 @@ class Item(NamedTuple):
 KEYS_AT_ONCE = 1 << 20
 
 Mask = npt.NDArray[np.bool_]
-Chosen = npt.ArrayLike
 Classes = Iterable[str | int]
 
 
@@ -116,11 +115,11 @@ class Subset:
     def __init__(
         self,
         dataset: RecordSet,
-        records: Chosen | None = None,
+        records: npt.ArrayLike | None = None,
         classes: Classes | None = None,
         weights: object = None,
         *,
-        without: Chosen | None = None,
+        without: npt.ArrayLike | None = None,
         gaps: str = "close",
     ) -> None:
         self.dataset = dataset
