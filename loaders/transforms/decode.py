@@ -100,10 +100,7 @@ class EncodedImage:
         self._grid = grid_of(self._image) if is_ready else None
         self._decoded: Pixels | None = None
         self._regions: list[tuple[Crop, Reduction, tuple[Pixels, int, int]]] = []
-        if self._grid is None:
-            size = jpeg_size(self._image) if is_upright else None
-        else:
-            size = self._grid.width, self._grid.height
+        size = jpeg_size(self._image) if is_upright else None
         self._is_fast = size is not None and size[0] * size[1] <= MAX_PIXELS
         self.size = size or self.all_pixels().shape[1::-1]
         """Width and height of the decoded image in pixels."""
@@ -123,9 +120,6 @@ class EncodedImage:
 
     def decode_together(self, crops: Iterable[Crop], *, reduction: Reduction = 1) -> None:
         """Decode these crops, joined into few rectangles, for later calls of :meth:`pixels`."""
-        if self._grid is None and reduction == 1:
-            self.all_pixels()
-            return
         parts = [Crop(0, 0, *self.size)] if self._grid is None else _merged(crops)
         self._regions += [(part, reduction, self._around(part, reduction)) for part in parts]
 
