@@ -40,13 +40,14 @@ from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import ShardFeed, ShardFiles, StorageCounts, reading_ahead
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.replay import (
-    ObservedTransform,
     Parting,
     Replayed,
     ReplayedRecord,
     RunOrder,
+    ShownParts,
     first_parting,
     pictures_of,
+    shown_parts,
 )
 from shardprep.loaders.loader.run_card import (
     PLANNED,
@@ -565,19 +566,20 @@ class Loader(Owned, Closable):
         ranges = checked_ranges(passed, sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
         places = Epoch(plan, epoch, start=start).batch(operator.index(step))
-        items, transform = self._subset.items_at(places, epoch), self.transform
-        observed = None if transform is None else ObservedTransform(transform)
-        work = replace(self._work, transform=observed or self._work.transform)
+        items, shown = self._subset.items_at(places, epoch), dict[int, ShownParts]()
+
+        def observe(row: int, *call: Any) -> None:
+            shown[row] = shown_parts(self.transform, *call)
+
+        work = replace(self._work, observe=observe)
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)
         parts, _, _ = self._parts(Results(self._work.transform, room=0), batch)
-        shown = observed.shown if observed else {}
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
-            ReplayedRecord(number, key, label, (shown.get(key) or [()]).pop(0), batch.skipped.get(row))
+            ReplayedRecord(number, self.key(number), label, shown.get(row, ()), batch.skipped.get(row))
             for row, (number, label) in enumerate(rows)
-            for key in (self.key(number),)
         )
         return Replayed(epoch, step, tuple(parts), tuple(records))
 

@@ -22,15 +22,7 @@ from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
 from shardprep.loaders.order.parts import NOTHING, Ranges, Records
-from shardprep.loaders.transforms.contract import (
-    CHANNELS_FIRST,
-    IMAGE,
-    Array,
-    Transform,
-    TransformInput,
-    fill_rows,
-    outputs_of,
-)
+from shardprep.loaders.transforms.contract import CHANNELS_FIRST, IMAGE, Transform, TransformInput
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
 from shardprep.loaders.transforms.transforms import Cut, ImageTransform
@@ -39,36 +31,17 @@ from shardprep.loaders.transforms.views import Views
 ShownParts = tuple[ShownPart | None, ...]
 
 
-class ObservedTransform:
-    """A wrapper of a ``transform`` with the same results, whose ``shown`` maps keys to the parts shown.
+def shown_parts(transform: Transform | None, record: TransformInput, rng: np.random.Generator) -> ShownParts:
+    """Return the parts of the image shown by a call with these random numbers; none if it reports none.
 
-    The transform reports the parts of each call by a method ``shown(record, rng)``, which returns a ShownPart
-    or one per view.
+    The transform reports them by a method ``shown(record, rng)``, which returns a ShownPart or one per view.
     """
-
-    def __init__(self, transform: Transform) -> None:
-        self._transform = transform
-        self.outputs = outputs_of(transform)
-        self.shown: dict[str, list[ShownParts]] = {}
-
-    def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        self._note(record, rng)
-        return self._transform(record, rng)
-
-    def fill(self, record: TransformInput, rng: np.random.Generator, *arrays: Array) -> None:
-        self._note(record, rng)
-        fill_rows(self._transform, record, rng, arrays)
-
-    def _note(self, record: TransformInput, rng: np.random.Generator) -> None:
-        """Record the parts shown, and restore the state of the random numbers."""
-        if (tell := getattr(self._transform, "shown", None)) is None:
-            return
-        state = rng.bit_generator.state
-        found = tell(record, rng)
-        rng.bit_generator.state = state
-        parts = (found,) if isinstance(found, ShownPart) else found
-        if isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts):
-            self.shown.setdefault(record.key, []).append(parts)
+    if (tell := getattr(transform, "shown", None)) is None:
+        return ()
+    found = tell(record, rng)
+    parts = (found,) if isinstance(found, ShownPart) else found
+    is_known = isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts)
+    return parts if is_known else ()
 
 
 Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]

@@ -9,7 +9,7 @@ import math
 import os
 import resource
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -55,6 +55,7 @@ from shardprep.loaders.transforms.contract import (
     ArraySpec,
     AsColumns,
     Transform,
+    TransformInput,
     check_choice,
     fill_rows,
     outputs_of,
@@ -480,7 +481,8 @@ class ShardWork:
 
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
     ``label_map[label]`` is the label passed to a transform. ``skip_bad`` leaves out damaged records, but a
-    shard that cannot be opened is still an error. Damaged copies are fetched again from ``files``.
+    shard that cannot be opened is still an error. Damaged copies are fetched again from ``files``. For a
+    replay, ``observe`` gets each row, its record and its generator, before the transform.
     """
 
     parts: tuple[PartFiles, ...]
@@ -491,6 +493,7 @@ class ShardWork:
     skip_bad: bool
     with_image: bool = True
     files: FileSource = field(default_factory=FileSource)
+    observe: Callable[[int, TransformInput, np.random.Generator], object] | None = None
 
     stages = STAGES
 
@@ -584,6 +587,8 @@ class _ShardWorkspace:
             values = transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
             return values
+        if self._work.observe:
+            self._work.observe(row, record, self._random(item.epoch, item.draw))
         read, decoded = perf_counter(), decoding_seconds()
         rng, outcome = self._random(item.epoch, item.draw), None
         if self._outputs is not None:
