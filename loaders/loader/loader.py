@@ -269,8 +269,6 @@ class Loader(Owned, Closable):
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         refuse_division(self._plan.world_size)
-        if not self._workers:
-            self._kept_transform  # noqa: B018 - cached before calls in this process change the transform
         self._waiting = self._next
         return self._run()
 
@@ -314,6 +312,8 @@ class Loader(Owned, Closable):
         """
         self.engine.refuse_closed()
         self._end_ahead()
+        if not self._workers:
+            self._described  # noqa: B018 - cached before calls in this process change the transform
         engine, shards, subset, plan = self.engine, self._shards, self._subset, self._plan
         results, work, budget = self._results, self._work, self._read_ahead
         blocks = blocks_read(self.dataset, work.parts, with_image=work.with_image)
@@ -497,7 +497,7 @@ class Loader(Owned, Closable):
         if self._state_card is None:
             self._state_card = self._card(identity=None).without_numbers()
         place = self._next if self._place.is_over else self._place
-        return place.state() | {"card": self._state_card.to_json(), "transform": self._kept_transform}
+        return place.state() | {"card": self._state_card.to_json(), "transform": self._described[0]}
 
     def load_state_dict(self, state: dict[str, Any], *, transform: TransformRule = "same") -> None:
         """Continue the next iteration where the state was taken. On a UsageError nothing changes.
@@ -507,12 +507,12 @@ class Loader(Owned, Closable):
         for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other pixels before.
         """
         found = resumed(self._plan, state)
-        there = state.get("transform", self._kept_transform)  # older states have none
-        refuse_another([there], [self._kept_transform], transform)
+        here, _ = self._described
+        refuse_another([state.get("transform", here)], [here], transform)  # older states have none
         decoder = None
         with suppress(KeyError, TypeError):  # older states have no card
             decoder = state["card"]["versions"]["decoder"]
-        if self._kept_transform is not None and isinstance(decoder, str):
+        if here is not None and isinstance(decoder, str):
             warn_of_other_decoder(decoder)
         self._next = self._current = self._place = found
 
@@ -571,6 +571,7 @@ class Loader(Owned, Closable):
         def observe(row: int, *call: Any) -> None:
             shown[row] = shown_parts(self.transform, *call)
 
+        self._described  # noqa: B018 - as for an iteration without workers
         work = replace(self._work, observe=observe)
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
@@ -613,7 +614,7 @@ class Loader(Owned, Closable):
 
     def card(self) -> RunCard:
         """Return everything that determines this rank's batches; ``card().save(path)`` writes a file."""
-        return self._card(None if self.transform is None else transform_digest(self.transform))
+        return self._card(self._described[1])
 
     def parting(self, other: Loader, epochs: Iterable[int] = (0,)) -> Parting | None:
         """Return the first step and record at which another loader's run differs, and why; None if none.
@@ -655,8 +656,10 @@ class Loader(Owned, Closable):
         )
 
     @cached_property
-    def _kept_transform(self) -> dict[str, Any] | None:
-        return None if self.transform is None else kept_transform(self.transform)
+    def _described(self) -> tuple[dict[str, Any] | None, str | None]:
+        """The transform as in states, and its identity as in cards."""
+        transform = self.transform
+        return (None, None) if transform is None else (kept_transform(transform), transform_digest(transform))
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Measure how well the batches of an epoch are mixed, against a full shuffle. Reads no record."""

@@ -157,7 +157,9 @@ class ImageTransform(TargetOptions, ABC):
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(sides) != 2:
             raise UsageError(f"size must be a number of pixels, or (height, width), not {self.size!r}")
-        height, width = (checked_int(side, "size, in pixels,", least=1, most=MAX_SIDE) for side in sides)
+        height, width = (
+            checked_int(side, "size, or its height or width,", least=1, most=MAX_SIDE) for side in sides
+        )
         return height, width
 
     @cached_property
@@ -313,7 +315,7 @@ class EvalTransform(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("rounding", self.rounding, get_args(Rounding))
-        checked_int(self.resize, "resize, in pixels from the size on,", least=max(self._sides), most=MAX_SIDE)
+        checked_int(self.resize, "resize, at least the size,", least=max(self._sides), most=MAX_SIDE)
 
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         smallest = min(image.size)

@@ -169,7 +169,7 @@ TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (TrainTransform, TRANSFORM),
-    (EvalTransform, [({"size": 64, "resize": 8}, "resize, in pixels .*, 64 to 4096, not 8")]),
+    (EvalTransform, [({"size": 64, "resize": 8}, "resize, at least the size, .*, 64 to 4096, not 8")]),
     (Views, [({"transforms": wrong}, "[Vv]iew|callable") for wrong in VIEWS]),
     (Cut, [({"transform": wrong}, "Cut takes a TrainTransform") for wrong in CUT]),
     (

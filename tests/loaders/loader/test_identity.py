@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardprep import Loader
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform, TransformInput, Views
 from shardprep.loaders.loader.digest import digest_of
@@ -108,6 +109,11 @@ def doubled(record: TransformInput, rng: np.random.Generator) -> int:
     return 2 * len(record.image)
 
 
+def noting(record: TransformInput, rng: np.random.Generator, seen: list[str]) -> Any:
+    seen.append(record.key)
+    return np.zeros((4, 4, 3), np.uint8)
+
+
 def same_name(source: str) -> Any:
     return eval(f"lambda record, rng: {source}")  # noqa: S307 - of this file
 
@@ -145,6 +151,17 @@ def test_the_state_of_another_transform_is_an_error_unless_it_may_have_changed(
             other.load_state_dict(of_another_python)
         with pytest.raises(UsageError, match="'same' or 'changed', not 'other'"):
             other.load_state_dict(state, transform="other")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use", [list, Loader.show_batch, Loader.first_batch])
+def test_a_transform_that_changes_in_its_calls_is_the_same_in_states_and_cards(
+    lmdb_shards: Path, use: Callable[[Loader], object]
+) -> None:
+    used, fresh = (loader_on(lmdb_shards, transform=partial(noting, seen=[])) for _ in range(2))
+    with used, fresh:
+        use(used)
+        fresh.load_state_dict(used.state_dict())
+        assert used.card() == fresh.card()
 
 
 OTHERS: dict[str, dict[str, Any]] = {

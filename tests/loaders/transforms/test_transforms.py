@@ -92,25 +92,9 @@ def test_a_train_image_is_the_crop_resized_and_flipped():
 
 
 plain = st.none() | st.booleans() | st.integers(-3, 5000) | st.floats(-10, 10) | st.text(max_size=9)
-anything = (
-    plain
-    | st.lists(plain, max_size=3).map(tuple)
-    | st.lists(plain)
-    | st.sampled_from(
-        [
-            np.float32(0.5),
-            np.array([0.5, 1]),
-            np.int64(9),
-            math.nan,
-            10**400,
-            b"no",
-            object,
-            {},
-            ColorJitter(),
-            ["uint8"],
-        ]
-    )
-)
+odd = [math.nan, 10**400, b"no", object, {}, ColorJitter(), ["uint8"]]
+odd += [np.float32(0.5), np.array([0.5, 1]), np.int64(9)]
+anything = plain | st.lists(plain, max_size=3).map(tuple) | st.lists(plain) | st.sampled_from(odd)
 
 
 @pytest.mark.slow
@@ -133,12 +117,7 @@ def test_an_option_is_refused_where_the_transform_is_made_or_it_works(kind, valu
         return
     if kind is ColorJitter:
         made = TrainTransform(8, color_jitter=made)
-    if (
-        isinstance(made, ImageTransform)
-        and not made.masks
-        and made.boxes is None
-        and made.outputs[0].nbytes < 1e6
-    ):
+    if isinstance(made, ImageTransform) and len(made.outputs) == 1 and made.outputs[0].nbytes < 1e6:
         fill_rows(made, COFFEE, rng(), tuple(np.empty(spec.shape, spec.dtype) for spec in made.outputs))
 
 
