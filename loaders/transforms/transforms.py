@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -155,12 +156,10 @@ class ImageTransform(TargetOptions, ABC):
     @cached_property
     def _sides(self) -> tuple[int, int]:
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
-        if len(sides) != 2:
-            raise UsageError(f"size must be a number of pixels, or (height, width), not {self.size!r}")
-        height, width = (
-            checked_int(side, "size, or its height or width,", least=1, most=MAX_SIDE) for side in sides
-        )
-        return height, width
+        with suppress(UsageError, ValueError):  # ValueError if there are not two
+            height, width = (checked_int(side, "size", least=1, most=MAX_SIDE) for side in sides)
+            return height, width
+        raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
 
     @cached_property
     def _format(self) -> PixelFormat:
