@@ -159,8 +159,7 @@ def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     return pickle.loads(data, buffers=buffers)  # noqa: S301
 
 
-_HEAD = struct.Struct("<QQ")
-_NUMBER = np.dtype("<u8")
+_PAIR = struct.Struct("<QQ")  # of counts of the piece, or start and size of a buffer
 
 
 @dataclass(eq=False, slots=True)
@@ -179,17 +178,15 @@ class PickledValue:
         Raises whatever the value's class raises if it cannot be pickled.
         """
         stream, beside, *_ = dumps_elsewhere(value, apart=True)
-        if not beside:
-            return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
-        raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]
-        end = _HEAD.size + 2 * _NUMBER.itemsize * len(raw) + len(stream)
+        head = _PAIR.pack(len(beside), len(stream))
+        end = len(head) + _PAIR.size * len(beside) + len(stream)
         buffers: list[tuple[int, memoryview]] = []
-        for view in raw:
-            start = round_up(end)
-            buffers.append((start, view))
+        for buffer in beside:
+            view, start = buffer.raw(), round_up(end)
+            buffers.append((start, memoryview(bytes(view)) if copied else view))
+            head += _PAIR.pack(start, view.nbytes)
             end = start + view.nbytes
-        table = np.array([(start, view.nbytes) for start, view in buffers], _NUMBER).tobytes()
-        return cls(_HEAD.pack(len(raw), len(stream)) + table, stream, buffers, end)
+        return cls(head, stream, buffers, end)
 
     def write(self, memory: Memory) -> None:
         """Write the value to the start of ``memory``."""
@@ -203,12 +200,10 @@ def unpickled(memory: Memory, *, copied: bool) -> Any:
 
     They are views of that memory unless ``copied`` or the memory is not usable for arrays.
     """
-    count, length = _HEAD.unpack_from(memory.data)
-    if not count:
-        return loads(memory[_HEAD.size : _HEAD.size + length].data)
-    copied = copied or not is_usable(memory)
-    table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
-    start = _HEAD.size + table.nbytes
-    stream = memory[start : start + length].data
-    pieces = [memory[at : at + size] for at, size in table.tolist()]
-    return loads(stream, map(aligned_copy, pieces) if copied else pieces)
+    count, length = _PAIR.unpack_from(memory.data)
+    start = _PAIR.size * (1 + count)
+    table, stream = memory.data[_PAIR.size : start], memory.data[start : start + length]
+    pieces = [memory[at : at + size] for at, size in _PAIR.iter_unpack(table)]
+    if pieces and (copied or not is_usable(memory)):
+        pieces = list(map(aligned_copy, pieces))
+    return loads(stream, pieces)

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from threading import get_native_id
 from time import thread_time
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
@@ -76,19 +75,10 @@ class RowTask(Protocol):
         """Prepare this process to do the work; leaving the context cleans up."""
 
 
-class PayloadKind(IntEnum):
-    """The kind of an entry's body; only OBJECT is pickled."""
-
-    SKIPPED = 0
-    BYTES = 1
-    ARRAY = 2
-    OBJECT = 3
-
-
-_KINDS = tuple(PayloadKind)
-
 # `at` counts from the start of the lease's spare bytes; beyond their end, it is in the message's bodies.
-_ENTRY = np.dtype([("row", "<u4"), ("kind", "u1"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")])
+# `form` is that of an array, PICKLED, or empty for bytes.
+_ENTRY = np.dtype([("row", "<u4"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")])
+PICKLED = b"pickled"
 
 
 class OutcomeWriter:
@@ -99,18 +89,18 @@ class OutcomeWriter:
         self._spare = spare
         self._used = 0
         self._room: Memory | None = None
-        self._entries: list[tuple[int, PayloadKind, int, int, bytes]] = []
+        self._entries: list[tuple[int, int, int, bytes]] = []
         self._bodies: list[memoryview] = []
         self._end = spare.size
 
     def add(self, outcome: object) -> None:
         """Add the outcome of the next row."""
         if self._room is not None and outcome is self._room:
-            self._put(PayloadKind.BYTES, b"", self._room)
+            self._put(b"", self._room)
         elif outcome is not None:
-            kind, form, body = _encode(outcome)
+            form, body = _encode(outcome)
             _lay(body, memory := self.room(body.size))
-            self._put(kind, form, memory)
+            self._put(form, memory)
         self._room = None
         self.rows += 1
 
@@ -120,14 +110,14 @@ class OutcomeWriter:
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
 
-    def _put(self, kind: PayloadKind, form: bytes, body: Memory) -> None:
+    def _put(self, form: bytes, body: Memory) -> None:
         end = self._used + body.size
         if end <= self._spare.size:
             at, self._used = self._used, round_up(end)
         else:
             self._bodies.append(body.data)
             at, self._end = self._end, self._end + body.size
-        self._entries.append((self.rows, kind, at, body.size, form))
+        self._entries.append((self.rows, at, body.size, form))
 
     def parts(self) -> tuple[bytes | memoryview, ...]:
         """Return the parts of a LeaseOutcomes' ``message``: number of entries, entries, bodies."""
@@ -161,9 +151,9 @@ class LeaseOutcomes:
             return
         entries = self._entries
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
-        for row, kind, at, size, form in entries.tolist():
+        for row, at, size, form in entries.tolist():
             memory, start = (spare, at) if at < spare.size else (bodies, at - spare.size)
-            yield self.first + row, _decode(_KINDS[kind], form, memory[start : start + size], copied=copied)
+            yield self.first + row, _decode(form, memory[start : start + size], copied=copied)
 
 
 def _lay(body: Memory | PickledValue, memory: Memory) -> None:
@@ -173,32 +163,23 @@ def _lay(body: Memory | PickledValue, memory: Memory) -> None:
         memory[:] = body
 
 
-def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | PickledValue]:
-    if isinstance(outcome, PickledValue):
-        return PayloadKind.OBJECT, b"", outcome
-    if isinstance(outcome, SkippedRow):
-        return PayloadKind.SKIPPED, b"", np.frombuffer(outcome.reason.encode(), np.uint8)
+def _encode(outcome: object) -> tuple[bytes, Memory | PickledValue]:
     if isinstance(outcome, bytes | bytearray | memoryview):
-        return PayloadKind.BYTES, b"", np.frombuffer(outcome, np.uint8)
+        return b"", np.frombuffer(outcome, np.uint8)
     # only its pickle has the mask of a masked array, or whatever else a subclass adds
     if type(outcome) is np.ndarray and len(form := _form(outcome)) <= _ENTRY["form"].itemsize:
-        return PayloadKind.ARRAY, form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
-    return PayloadKind.OBJECT, b"", PickledValue.of(outcome)
+        return form, np.ascontiguousarray(outcome).reshape(-1).view(np.uint8)
+    return PICKLED, outcome if isinstance(outcome, PickledValue) else PickledValue.of(outcome)
 
 
-def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> object:
-    match kind:
-        case PayloadKind.SKIPPED:
-            return SkippedRow(body.tobytes().decode())
-        case PayloadKind.BYTES:
-            return memoryview(body.tobytes()) if copied else body.data
-        case PayloadKind.ARRAY:
-            dtype, _, shape = form.decode().partition(":")
-            sides = [int(side) for side in shape.split(",") if side]
-            memory = aligned_copy(body) if copied or not is_usable(body) else body
-            return memory.view(dtype).reshape(sides)
-        case PayloadKind.OBJECT:
-            return unpickled(body, copied=copied)
+def _decode(form: bytes, body: Memory, *, copied: bool) -> object:
+    if form == PICKLED:
+        return unpickled(body, copied=copied)
+    if not form:
+        return memoryview(body.tobytes()) if copied else body.data
+    dtype, _, shape = form.decode().partition(":")
+    memory = aligned_copy(body) if copied or not is_usable(body) else body
+    return memory.view(dtype).reshape([int(side) for side in shape.split(",") if side])
 
 
 def _form(array: npt.NDArray[Any]) -> bytes:
@@ -405,10 +386,9 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
             elif isinstance(outcome, SkippedRow):
                 skipped[done] = outcome.reason
             elif outcome is not None:
-                kind, form, body = _encode(outcome)
-                memory = aligned(body.size)
-                _lay(body, memory)
-                payloads[done] = _decode(kind, form, memory, copied=False)
+                form, body = _encode(outcome)
+                _lay(body, memory := aligned(body.size))
+                payloads[done] = _decode(form, memory, copied=False)
             done += 1
     except Exception as error:
         row = min(done, len(items) - 1)
