@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing.util import Finalize
 from operator import methodcaller
 from queue import Empty, SimpleQueue
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Self
 
 import numpy as np
@@ -39,9 +39,9 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Items, StatusTable, WrittenRows, unpack
+from shardprep.loaders.engine.messages import IDLE, Items, RowTask, StatusTable, WrittenRows, unpack
 from shardprep.loaders.engine.trace import Trace
-from shardprep.loaders.engine.worker import SentWork, main as work_on
+from shardprep.loaders.engine.worker import main as work_on, shared_work
 
 
 @dataclass
@@ -196,7 +196,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        work: SentWork,
+        work: RowTask,
         leases: Leases,
         ring: SlotRing,
         status_table: StatusTable,
@@ -214,7 +214,7 @@ class Dispatcher:
         self.restarts = 0
         self.blocked = 0.0
         self.trace: Trace | None = None
-        self._work = work
+        self._work, self._main = shared_work(work)
         self._leases = leases
         self.ring = ring
         self._status_table = status_table
@@ -224,6 +224,7 @@ class Dispatcher:
         self._start_timeout = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
         self._failed_starts: Counter[int] = Counter()  # by worker, since it was last ready
         self._workers: dict[int, Worker] = {}
+        self._count = workers
         self._next_check = monotonic()
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
         self._selector = selectors.DefaultSelector()
@@ -231,20 +232,11 @@ class Dispatcher:
         # multiprocessing's Finalize runs before multiprocessing ends its remaining children
         self._collected = Finalize(owner, self.close, exitpriority=10)
         try:
-            for index in range(workers):
-                self._start_worker(index)
-        except BaseException:
-            self._end()
-            raise
-        try:
             self._thread.start()
-        except RuntimeError:
-            self._end()
-            raise
-        except BaseException:  # an interruption: the thread runs, or is about to, and ends the workers
-            until = monotonic() + WORKER_EXIT_TIMEOUT_S
-            while not (self._thread.is_alive() or self.ended) and monotonic() < until:
-                sleep(0.01)
+            self.run.results.get()  # once the workers are started, or the thread has ended
+            if self.error:
+                raise self.error
+        except BaseException:
             self.close()
             raise
 
@@ -260,6 +252,9 @@ class Dispatcher:
     def _serve(self) -> None:
         """Body of the thread; its error is raised in the consumer's thread."""
         try:
+            while len(self._workers) < self._count and not self.closing:
+                self._start_worker(len(self._workers))
+            self.run.stop()  # tells the constructor
             while not self.closing:
                 self._receive_events()
                 self._switch_run()
@@ -352,7 +347,7 @@ class Dispatcher:
         process = SpawnedProcess(
             work_on,
             name=f"shardprep-worker-{index}",
-            main=self._work.main,
+            main=self._main,
             index=index,
             ring=self.ring,
             status_table=self._status_table,

@@ -33,7 +33,6 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.engine.trace import BatchWait, Trace
-from shardprep.loaders.engine.worker import SentWork
 
 
 class Counts:
@@ -308,7 +307,7 @@ class Engine(Owned, Closable):
                 skip=[number.name for number in CRASHES if skip_crashes],
             )
             self._dispatcher = Dispatcher(
-                SentWork(work),
+                work,
                 leases,
                 SlotRing(layout, slots),
                 self._status_table,

@@ -7,13 +7,12 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from multiprocessing import reduction
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+
+import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Descriptor, memory_file, read_at
 from shardprep.formats.runtime.processes import (
     Channel,
     Part,
@@ -23,58 +22,34 @@ from shardprep.formats.runtime.processes import (
     use_one_thread,
 )
 from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
-from shardprep.loaders.batches.slots import INPUTS, SlotRing
+from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
 from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack
 
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
 
-class SentWork:
-    """The pickled work in an anonymous file; can itself be pickled only while starting a child process.
+def shared_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
+    """Pickle the work into shared memory; return this, and where the main module is if the work needs it.
 
     The pipe through which multiprocessing prepares a child holds 64 KiB: with more data, the start would wait
-    forever for a child that is stopped or dead. ``main`` locates the main module if the work refers to it.
+    forever for a child that is stopped or dead. With cloudpickle, lambdas, closures and definitions of the
+    main module are pickled by value. Raises UsageError if the work cannot be pickled.
     """
-
-    def __init__(self, work: RowTask) -> None:
-        """Pickle the work. Raises UsageError if that is impossible.
-
-        With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
-        """
-        has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
-        try:
-            dumped = dumps_elsewhere(work, with_main=has_file)
-            if dumped.of_main and not has_file:
-                raise ImportError(UNIMPORTABLE)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
-            ) from error
-        self.main = main_module() if dumped.of_main else {}
-        self._file, self._size = Descriptor(memory_file()), len(dumped.data)
-        with open(self._file.fileno(), "wb", closefd=False) as file:
-            file.write(dumped.data)
-
-    def received(self) -> RowTask:
-        """Return the work. Raises whatever unpickling it raises."""
-        work: RowTask = loads(read_at(self._file.fileno(), self._size, 0))
-        return work
-
-    def close(self) -> None:
-        """Close the file; the children's descriptors stay open. Idempotent."""
-        self._file.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._attached, (reduction.DupFd(self._file.fileno()), self._size)
-
-    @classmethod
-    def _attached(cls, handle: Any, size: int) -> Self:
-        sent = cls.__new__(cls)
-        sent._file, sent._size = Descriptor(handle.detach()), size
-        return sent
+    has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+    try:
+        dumped = dumps_elsewhere(work, with_main=has_file)
+        if dumped.of_main and not has_file:
+            raise ImportError(UNIMPORTABLE)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
+        ) from error
+    ring = SlotRing(SlotLayout(0, (), inputs=len(dumped.data)), slots=1)
+    ring.layout.input_area(ring.memory(0))[:] = np.frombuffer(dumped.data, np.uint8)
+    return ring, main_module() if dumped.of_main else {}
 
 
 def main(
@@ -84,13 +59,13 @@ def main(
     index: int,
     ring: SlotRing,
     status_table: StatusTable,
-    work: SentWork,
+    work: SlotRing,
 ) -> None:
     """Fill leases until the engine closes the channel."""
     with ExitStack() as opened:
         try:
             import_main(main)
-            received = work.received()
+            received: RowTask = loads(work.layout.input_area(work.memory(0)).data)
             use_one_thread()
             keep_freed_memory()
             fill = opened.enter_context(received.open(status_table.clock[index]))
