@@ -299,7 +299,7 @@ class Dispatcher:
 
     def _handle(self, worker: Worker, answer: Answer, lease_id: int, row: int, rest: memoryview) -> None:
         if answer is Answer.READY:
-            worker.ready = True
+            worker.ready, worker.since = True, monotonic()
             del self._failed_starts[worker.index]
         elif answer is Answer.DONE:
             lease = self._leases.finish(worker.index, lease_id, rest)

@@ -119,12 +119,18 @@ class Once:
 
 @dataclass(frozen=True)
 class Uneven:
-    """Yield ``by`` outcomes more than there are rows."""
+    """Yield ``by`` outcomes more than there are rows; opening takes three pauses, taking a lease one."""
 
     by: int
-    item_dtype: np.dtype[Any] = INT64
+    pause_s: float = 0.0
     stages: tuple[str, ...] = ()
+
+    @property
+    def item_dtype(self) -> np.dtype[Any]:
+        time.sleep(self.pause_s)
+        return INT64
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
+        time.sleep(3 * self.pause_s)
         yield lambda items, arrays, room: [None] * (len(items) + self.by)

@@ -98,6 +98,14 @@ def test_a_worker_that_ends_or_stops_anyhow_is_replaced_and_its_rows_come_once(
 
 
 @pytest.mark.slow
+def test_the_time_for_the_first_row_begins_when_its_worker_is_ready() -> None:
+    with Engine(Uneven(0, pause_s=0.5), layout(4), workers=1, deadline=1) as engine:
+        next(engine.run(plans_of(4, 4)))
+
+        assert engine.stats().restarts == 0
+
+
+@pytest.mark.slow
 def test_a_row_that_takes_too_long_is_named_in_one_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
