@@ -373,11 +373,16 @@ def packed(value: object) -> bytes | None:
     except Exception:  # its classes may raise anything
         return None
     data = file.getvalue()
-    if b"__main__" in data:  # perhaps within another text, such as a path
-        from pickletools import genops  # start-up time
+    return None if names_main(data) else data
 
-        return None if any(argument == "__main__" for _, argument, _ in genops(data)) else data
-    return data
+
+def names_main(data: bytes) -> bool:
+    """Whether a pickle refers to the main module, whose name may also be within a text, such as a path."""
+    if b"__main__" not in data:
+        return False
+    from pickletools import genops  # start-up time
+
+    return any(argument == "__main__" for _, argument, _ in genops(data))
 
 
 class _BoundedBuffer(io.BytesIO):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.runtime.processes import group_limits, lines_of
+from shardprep.formats.runtime.processes import group_limits, lines_of, names_main
 
 Memory = npt.NDArray[np.uint8]
 
@@ -127,7 +127,7 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
         keep = beside.append if apart else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Dumped(bytes(data), beside, by_name, by_name and b"__main__" in data)
+        return Dumped(bytes(data), beside, by_name, by_name and names_main(data))
 
     try:
         by_name = dumped(pickle.dumps)
