@@ -10,13 +10,14 @@ from operator import attrgetter
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.ledger import MAX_LEASE, Shares, Steps
 from shardprep.loaders.machines.link import Link, OpenParts, ServedSource, process_name
 from shardprep.loaders.machines.reception import Receiver
-from shardprep.loaders.machines.socket import MAX_NAME, endpoints_of
+from shardprep.loaders.machines.socket import endpoints_of
 from shardprep.loaders.order.epoch import LoadedStep
 
 TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
@@ -65,11 +66,10 @@ class FrameReceiver(Receiver):
         high_water_mark: int = 4,
     ) -> None:
         endpoints = endpoints_of(endpoint)
-        if senders < 1 or high_water_mark < 1 or (not bind and (senders > 1 or len(endpoints) > 1)):
-            raise UsageError(
-                f"senders={senders}, high_water_mark={high_water_mark}, bind={bind}: at least 1 each, and with "
-                "bind=False one sender and one endpoint"
-            )
+        senders = checked_int(senders, "senders", least=1)
+        high_water_mark = checked_int(high_water_mark, "high_water_mark", least=1)
+        if not bind and (senders > 1 or len(endpoints) > 1):
+            raise UsageError("bind=False is for one sender and one endpoint")
         self._shares: Shares[LoadedStep] = Shares(senders=senders, ahead=high_water_mark)
         super().__init__(endpoints, self._shares, bind=bind, limit_bytes=limit_bytes)
 
@@ -134,10 +134,8 @@ def send_batches(
         UsageError: A batch cannot be sent or exceeds the receiver's limit. This, and any error of
             ``batches``, is also reported to the receiver.
     """
-    if name is not None and not 0 < len(name) <= MAX_NAME:
-        raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
     source = Passes(batches)
-    name = name or f"{process_name()}:{TOKEN}"
+    name = f"{process_name()}:{TOKEN}" if name is None else name
     hello = wire.Hello(name, secrets.token_hex(8), wire.UNSHARED, MAX_LEASE)
     parts = OpenParts(lambda pass_number, part: source.begin())
     with (

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.progress import check_flags
+from shardprep.formats.runtime.progress import check_flags, checked_int
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -92,10 +92,9 @@ class RemoteSource(Receiver):
         check_flags(ordered=ordered)
         for each in endpoints_of(endpoint):
             check_endpoint(each, keys, insecure=insecure)
-        if ahead < 1 or not lease_seconds > 0:
-            raise UsageError(
-                f"ahead={ahead}, lease_seconds={lease_seconds}: at least 1 step, and more than 0 s"
-            )
+        ahead = checked_int(ahead, "ahead", least=1)
+        if not lease_seconds > 0:
+            raise UsageError(f"lease_seconds={lease_seconds}: more than 0 seconds")
         self._ordered = ordered
         self._auth = ReceiverAuth(keys)
         self._position = Position()  # of the current iteration

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import shared
 from shardprep.loaders.loader.digest import digest_of
@@ -29,7 +30,6 @@ from shardprep.loaders.machines.link import (
     made_of,
     process_name,
 )
-from shardprep.loaders.machines.socket import MAX_NAME
 
 MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
 RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
@@ -140,14 +140,12 @@ def serve(
             a report to the receiver, which then leases the steps to others.
     """
     check_endpoint(endpoint, keys, insecure=insecure)
-    if ahead < 1 or not patience >= 0 or (name is not None and not 0 < len(name) <= MAX_NAME):
-        raise UsageError(
-            f"ahead={ahead}, patience={patience}, name={name!r}: at least 1 step, 0 seconds, and 1 to {MAX_NAME} "
-            "characters"
-        )
+    ahead = checked_int(ahead, "ahead", least=1)
+    if not patience >= 0:
+        raise UsageError(f"patience={patience}: at least 0 seconds")
     with closing(served(source, identity)) as work:
         began, stats = monotonic(), SenderStats()
-        hello = wire.Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
+        hello = wire.Hello(process_name() if name is None else name, secrets.token_hex(8), work.terms, ahead)
 
         def now(link: Link) -> SenderStats:
             return SenderStats(

@@ -102,6 +102,10 @@ class Hello:
     terms: SourceTerms
     wants: int
 
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(self.name)}")
+
     def pack(self) -> list[Buffer]:
         """Return the frame. Raises UsageError if the terms are too long."""
         terms = json.dumps(asdict(self.terms))
@@ -115,11 +119,9 @@ class Hello:
         wants = number_in(notes, "wants", least=1)
         try:
             terms = SourceTerms.from_json(json.loads(text_in(notes, "terms", MAX_DESCRIPTION)))
+            return cls(name, instance, terms, wants)
         except (ValueError, RecursionError, UsageError) as error:
-            raise FrameDamaged("a HELLO has no valid terms") from error
-        if not name:
-            raise FrameDamaged("a HELLO has no name")
-        return cls(name, instance, terms, wants)
+            raise FrameDamaged("a HELLO has no name, or no valid terms") from error
 
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:

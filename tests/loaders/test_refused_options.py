@@ -155,11 +155,14 @@ PARTITIONS = [
 ]
 LIMITS = "much", -1, 0, 1e9, True
 FRAMES = each_of(
-    endpoint=("inproc://here", "127.0.0.1:80", None), senders=(0,), high_water_mark=(0,), limit_bytes=LIMITS
+    endpoint=("inproc://here", "127.0.0.1:80", None),
+    senders=(0, "1"),
+    high_water_mark=(0, 1.5),
+    limit_bytes=LIMITS,
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
-    *each_of(ahead=(0,), insecure=("False",)),
+    *each_of(ahead=(0, 2.5), insecure=("False",)),
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
