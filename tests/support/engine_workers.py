@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,15 @@ def sleep_for_ever(*item: int) -> None:
     time.sleep(3600)
 
 
-def kill(*item: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_by(signal: int, *item: int) -> None:
+    os.kill(os.getpid(), signal)
 
 
-def crash(item: int) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+kill, crash, stop = (partial(end_by, number) for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP))
 
 
 def leave(*item: int) -> None:
     os._exit(0)
-
-
-def stop(item: int) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def refuse(item: int) -> None:

@@ -265,8 +265,13 @@ def test_a_function_of_a_notebooks_cell_goes_to_the_workers(
 
 
 @pytest.mark.slow
-def test_without_cloudpickle_the_error_says_how_to_install_it(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_without_cloudpickle_a_path_may_have_the_main_modules_name_and_its_functions_are_refused_with_advice(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
     (tmp_path / "cloudpickle.py").write_text("raise ImportError('not installed')\n")
+    (tmp_path / "of __main__").symlink_to(lmdb_shards)
+    program = "import sys, shardprep as s; print(len(list(s.Loader(sys.argv[1], batch_size=50, workers=1))))"
+    assert run("standard input", tmp_path / "of __main__", tmp_path, program).stdout == "4\n"
 
     done = run("standard input", lmdb_shards, tmp_path, CELL)
 
@@ -274,14 +279,3 @@ def test_without_cloudpickle_the_error_says_how_to_install_it(lmdb_shards: Path,
     said = done.stderr.splitlines()[-1]
     assert "defined in a notebook or on standard input" in said
     assert "pip install 'shardprep[cloudpickle]'" in said
-
-
-@pytest.mark.slow
-def test_a_path_with_the_name_of_the_main_module_needs_no_cloudpickle(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "cloudpickle.py").write_text("raise ImportError('not installed')\n")
-    (tmp_path / "of __main__").symlink_to(lmdb_shards)
-    program = "import sys, shardprep as s; print(len(list(s.Loader(sys.argv[1], batch_size=50, workers=1))))"
-
-    assert run("standard input", tmp_path / "of __main__", tmp_path, program).stdout == "4\n"

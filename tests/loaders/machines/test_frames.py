@@ -135,7 +135,12 @@ def test_a_frame_that_was_changed_anywhere_is_refused(chance: Random, change: Ca
 
 
 RAW = bytes(range(16))
-LENGTHS = struct.pack("<2Q", 3, 5)
+
+
+def items(*lengths: int) -> list[bytes]:
+    """A list of two items of these lengths, without their bytes."""
+    raw = struct.pack("<2Q", *lengths)
+    return crafted({"count": 2, "bytes": 16, "crc32c": google_crc32c.value(raw)}, raw)
 
 
 def listed(of: str, item: bytes) -> list[bytes]:
@@ -163,13 +168,8 @@ HOSTILE: dict[str, list[bytes]] = {
     "one buffer for two": crafted({"tuple": [described(RAW), described(RAW)]}, RAW),
     "two buffers for one": crafted(described(RAW), RAW, RAW),
     "many items": crafted(described(RAW, dtype=None, shape=None, count=2**60), RAW),
-    "items of other lengths": crafted(
-        {"count": 2, "bytes": 16, "crc32c": google_crc32c.value(LENGTHS)}, LENGTHS
-    ),
-    "items with lengths that wrap around": crafted(
-        {"count": 2, "bytes": 16, "crc32c": google_crc32c.value(struct.pack("<2Q", 2**64 - 1, 1))},
-        struct.pack("<2Q", 2**64 - 1, 1),
-    ),
+    "items of other lengths": items(3, 5),
+    "items with lengths that wrap around": items(2**64 - 1, 1),
     "text that is not UTF-8": listed("text", b"\xff"),
     "JSON that is none": listed("json", b"{"),
     "JSON that is no number": listed("json", b"NaN"),
