@@ -77,8 +77,8 @@ class Passes:
         load_state_dict = getattr(self.source, "load_state_dict", None)
         if not callable(load_state_dict):
             raise UsageError("the source of this input has no state to load; give it a Loader or a Flow")
-        self.close()
         load_state_dict(state, **options)
+        self.close()
 
     def close(self) -> None:
         """End a pass that was only peeked at. Idempotent."""

@@ -214,12 +214,11 @@ class BatchPlans:
     def __init__(self, plans: Iterable[Plan]) -> None:
         self._plans = iter(plans)
         self._outstanding = 0
-        self._drained = False
         self._error: Exception | None = None
 
     def draw(self, enough: int) -> Iterable[BatchRequest]:
         """Draw up to ``enough`` further plans; wait for one only if no batch is due."""
-        while enough > 0 and not self._drained:
+        while enough > 0:
             try:
                 if callable(plan := next(self._plans)):
                     if self._outstanding:
@@ -227,13 +226,13 @@ class BatchPlans:
                     plan()
                     continue
             except StopIteration:
-                self._drained = True
+                return
             except Exception as error:  # raised again when it is due
-                self._drained, self._error = True, error
-            else:
-                enough -= 1
-                self._outstanding += 1
-                yield plan if isinstance(plan, BatchRequest) else BatchRequest(plan)
+                self._plans, self._error = iter(()), error
+                return
+            enough -= 1
+            self._outstanding += 1
+            yield plan if isinstance(plan, BatchRequest) else BatchRequest(plan)
 
     def claim(self) -> bool:
         """Count a drawn plan as delivered. If none is due, raise the plans' error or return False."""

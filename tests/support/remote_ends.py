@@ -168,15 +168,11 @@ def python(*words: object) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def program(*words: object) -> Any:
-    """This file as a process."""
-    return python(__file__, *words)
-
-
 @contextmanager
 def programs(senders: int, *words: object) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that run this file."""
     with ExitStack() as stack:
-        yield [stack.enter_context(program(*words)) for _ in range(senders)]
+        yield [stack.enter_context(python(__file__, *words)) for _ in range(senders)]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, Me
 from shardprep.loaders.batches.slots import SlotLayout, SlotRing, SlotsHeld
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import Bell
+from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.file_changes import files_of_at_most
 
@@ -42,6 +43,15 @@ def test_records_that_do_not_fit_together_are_an_error(wrong: str) -> None:
 def test_an_empty_source_cannot_be_peeked_at() -> None:
     with pytest.raises(UsageError, match="give a signature"):
         Passes([]).peek()
+
+
+def test_a_refused_state_does_not_use_up_a_pass_of_which_the_first_batch_was_seen() -> None:
+    flow = Flow.from_iterable(range(3))
+    passes = Passes(flow)
+    assert passes.peek() == 0
+    with pytest.raises(UsageError, match="not the state of a flow"):
+        passes.load_state({})
+    assert (list(passes.begin()), flow.state_dict()["pass"]) == ([0, 1, 2], 1)
 
 
 def ring_of(count: int) -> SlotRing:

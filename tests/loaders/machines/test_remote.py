@@ -39,7 +39,6 @@ from support.remote_ends import (
     loader,
     locally,
     numbers,
-    program,
     programs,
     same,
     serving,
@@ -227,7 +226,7 @@ def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: P
     (expected,) = locally(name, lmdb_shards)
     with (
         RemoteSource(ANY_PORT, lease_seconds=0.5) as source,
-        program(name, lmdb_shards, source.endpoint) as sleeper,
+        programs(1, name, lmdb_shards, source.endpoint) as (sleeper,),
     ):
         began = iter(source)
         came = [next(began), next(began)]

@@ -168,10 +168,10 @@ MUTATIONS: list[Callable[[Parts, random.Random], Parts]] = [
 ]
 
 
-def attack(room: Room, codec: int, mutated: Callable[[Parts, random.Random], Parts]) -> None:
+def attack(room: Room, count: int, mutated: Callable[[Parts, random.Random], Parts]) -> None:
     """Send such frames from a peer, and where it is dropped, from the next one."""
     chance, peers, peer, lease = random.Random(1), 0, b"", StepLease(0, 0, 0, 0)
-    for _ in range(codec):
+    for _ in range(count):
         if peer not in room.reception.senders:
             peers += 1
             peer = b"evil %d" % peers

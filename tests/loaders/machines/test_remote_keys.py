@@ -27,11 +27,6 @@ from support.sampling import needs_strace
 OTHER_USER = 65534
 
 
-@pytest.fixture
-def secret_file(tmp_path: Path) -> Path:
-    return make_keys(tmp_path / "data1").secret
-
-
 # Making keys
 
 
@@ -63,11 +58,12 @@ def test_what_is_no_name_for_keys_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
-def test_a_secret_that_others_can_get_at_is_refused_with_the_remedy(secret_file: Path, mode: int) -> None:
-    secret_file.chmod(mode)
+def test_a_secret_that_others_can_get_at_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    file = make_keys(tmp_path / "data1").secret
+    file.chmod(mode)
 
-    with pytest.raises(UsageError, match=f"chmod 600 {secret_file}"):
-        load_secret(secret_file)
+    with pytest.raises(UsageError, match=f"chmod 600 {file}"):
+        load_secret(file)
 
 
 @pytest.mark.parametrize("load", [load_secret, load_public])
