@@ -112,7 +112,8 @@ class Location:
     @property
     def folder(self) -> Path | None:
         """The folder on this machine, or None if the place is elsewhere."""
-        return Path(unquote(urlsplit(self.url).path)) if self.scheme == "file" else None
+        path = unquote(urlsplit(self.url).path, errors="surrogateescape")  # as Path.as_uri() quotes it
+        return Path(path) if self.scheme == "file" else None
 
     @property
     def name(self) -> str:

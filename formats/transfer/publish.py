@@ -460,29 +460,26 @@ def _converted(
     prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
 ) -> ConvertedTo:
     """Convert a split unless it is published already."""
-    url = place.remote.place.url
-    if (found := loop.run(place.published())) is None:
+    url, built = place.remote.place.url, None
+    if (manifest := loop.run(place.published())) is not None:
+        prepared.refuse_other(manifest, url)
+        runner.progress.note(f"{url} is complete already")
+        loop.run(place.check_sizes(manifest))
+        loop.run(place.drop_claim())
+    if manifest is None or (prepared.output / WORK_FOLDER_NAME).exists():
         with WorkFolder(prepared.output) as work_folder:
-            work_folder.claim(prepared.guard())
-            loop.run(place.begin(()))
-            builder = partial(_build_stored, place.remote.place, policy)
-            built = build_shards(prepared, work_folder, runner, builder)
-            manifest = gather(work_folder, prepared, built)
-            stored = {name: found for shard in built for name, found in shard.stored.items()}
-            transfers = TransferRun(loop, AT_ONCE, runner.progress)
-            upload(work_folder.output, manifest, place, transfers, stored)
+            if manifest is None:
+                work_folder.claim(prepared.guard())
+                loop.run(place.begin(()))
+                builder = partial(_build_stored, place.remote.place, policy)
+                built = build_shards(prepared, work_folder, runner, builder)
+                manifest = gather(work_folder, prepared, built)
+                stored = {name: found for shard in built for name, found in shard.stored.items()}
+                transfers = TransferRun(loop, AT_ONCE, runner.progress)
+                upload(work_folder.output, manifest, place, transfers, stored)
             work_folder.discard(OUTPUT_FILES)
             work_folder.remove()
-            return ConvertedTo(url=url, **outcome(prepared, manifest, built))
-    prepared.refuse_other(found, url)
-    runner.progress.note(f"{url} is complete already")
-    loop.run(place.check_sizes(found))
-    loop.run(place.drop_claim())
-    if (prepared.output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(prepared.output) as work_folder:
-            work_folder.discard(OUTPUT_FILES)
-            work_folder.remove()
-    return ConvertedTo(url=url, **outcome(prepared, found, None))
+    return ConvertedTo(url=url, **outcome(prepared, manifest, built))
 
 
 def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:

@@ -96,9 +96,8 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is
         assert HIDDEN not in str(caught.value)
         assert hex_of(bad) not in files_in(tmp_path / "cache")
         assert not [*(tmp_path / "cache/parts").iterdir()]
-        assert len(proxy.ranges_of(bad.name)) <= store.TRIES + (
-            8 if fault == "cut" else 0
-        )  # halves bring more
+        more = 8 if fault == "cut" else 0  # for what each half brings
+        assert len(proxy.ranges_of(bad.name)) <= store.TRIES + more
 
         if fault == "403":  # settings are read again, as renewed credentials are
             as_endpoint(f"http://127.0.0.1:{proxy.server}", monkeypatch)
@@ -254,11 +253,12 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
         waiting = pool.submit(cache.hold, shards[2:3])
         time.sleep(0.1)
         cache.close()
-        for call in (
+        calls = (
             lambda: cache.foresee(shards),
             lambda: cache.used(1),
             lambda: cache.keep(cache.hold(shards[:1])),
-        ):
+        )
+        for call in calls:
             with pytest.raises(UsageError, match="closed"):
                 call()
         with pytest.raises(UsageError, match="closed"):

@@ -135,19 +135,15 @@ TRACED = {QUOTA: "strace -f -qq -o/dev/null -etrace=fallocate -einject=fallocate
 @pytest.mark.parametrize(
     ("program", "size", "said"),
     [
-        (
-            FILLED,
-            lambda all_files, two: two + (1 << 20),
-            r".*the disk is full; make room and try again\nheld\n",
-        ),
-        (LEFT, lambda all_files, two: two + (1 << 20) + (1 << 16), r"True\n"),
-        (FULL, lambda all_files, two: all_files + (4 << 20), r".*the disk is full; make room.*\nTrue\n"),
+        (FILLED, lambda whole, two: two + (1 << 20), r".*the disk is full; make room and try again\nheld\n"),
+        (LEFT, lambda whole, two: two + (1 << 20) + (1 << 16), r"True\n"),
+        (FULL, lambda whole, two: whole + (4 << 20), r".*the disk is full; make room.*\nTrue\n"),
         pytest.param(
-            QUOTA, lambda all_files, two: all_files + (4 << 20), r"\[True\]\n\[True\]\n", marks=needs_strace
+            QUOTA, lambda whole, two: whole + (4 << 20), r"\[True\]\n\[True\]\n", marks=needs_strace
         ),
-        (SMALL, lambda all_files, two: all_files // 2, r".*the disk has room for.*make room on it.*\n"),
+        (SMALL, lambda whole, two: whole // 2, r".*the disk has room for.*make room on it.*\n"),
         pytest.param(
-            BOUNDED, lambda all_files, two: all_files // 2 + (1 << 20), r"trained\n", marks=pytest.mark.slow
+            BOUNDED, lambda whole, two: whole // 2 + (1 << 20), r"trained\n", marks=pytest.mark.slow
         ),
     ],
     ids=[

@@ -159,6 +159,15 @@ def test_a_damaged_claim_of_a_killed_uploader_is_replaced(local: Path, tmp_path:
     assert tree(tmp_path / "out") == tree(local / "train")
 
 
+def test_a_folder_of_any_name_is_that_of_its_url(local: Path, tmp_path: Path) -> None:
+    there = tmp_path / os.fsdecode(b"a \xff%41")
+
+    published(local / "train", there.as_uri())
+    fetch(there.as_uri(), tmp_path / "copy")
+
+    assert tree(there) == tree(tmp_path / "copy") == tree(local / "train")
+
+
 def test_what_another_run_of_the_same_job_writes_again_before_the_end_is_accepted(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
