@@ -300,7 +300,7 @@ async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
         await asyncio.sleep(WAIT_S * tried)
 
 
-def several(found: Mapping[str, object], place: Location) -> UsageError:
+def several_splits(found: Mapping[str, object], place: Location) -> UsageError:
     """Return the error for the splits ``found`` at a place where one dataset is needed."""
     names, first = ", ".join(found), place.child(next(iter(found))).url
     return UsageError(f"is a folder of splits ({names}); give one of them, such as {first}", path=place.url)
@@ -316,7 +316,7 @@ def remote_dataset(place: Location) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
     found = found_at(place)
     if "" not in found:
-        raise several(found, place)
+        raise several_splits(found, place)
     found[""].refuse_archive()
     return found[""]
 

@@ -272,7 +272,7 @@ class CachedFiles(DatasetFiles):
 
 
 @dataclass(frozen=True)
-class SeenDataset:
+class DatasetView:
     """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
 
     ``manifest`` is the SHA-256 of its manifest, ``archive_bytes`` the size of the archive with the images;
@@ -448,7 +448,7 @@ class _Verification:
         places = iter(range(len(files)))
         sent = []
         if self.executor is not None:
-            seen = SeenDataset.here(self.report.dataset, decode=self.report.level == "decode")
+            seen = DatasetView.here(self.report.dataset, decode=self.report.level == "decode")
             for check, file in zip(checks, files, strict=True):
                 call = partial(_found_by, check, self.files, file.size, None)
                 sent.append(ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))

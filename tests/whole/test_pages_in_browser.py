@@ -153,9 +153,7 @@ def hostile(value: Any, numbers: Iterator[int], name: str = "") -> Any:
 @pytest.mark.parametrize(
     "name", torture_except(["dataset", "index", "hostile", "wide", "run", "hostile-run"], "hostile")
 )
-def test_a_page_is_whole_and_asks_for_nothing(
-    name: str, pages: dict[str, Path], chromium: Browser, tmp_path: Path
-) -> None:
+def test_a_page_is_whole_and_asks_for_nothing(name: str, pages: dict[str, Path], chromium: Browser) -> None:
     for width in (360, 1440):
         for scheme in ("light", "dark"):
             chromium.show(pages[name], width=width, scheme=scheme)

@@ -297,9 +297,7 @@ def test_an_output_is_complete_or_unfinished_or_of_other_options(photos: Path, t
     assert said(restarted) == []
 
 
-def test_files_that_are_gone_are_counted(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_gone_are_counted(photos: Path, tmp_path: Path) -> None:
     class Removing(NoProgress):
         """Progress that removes a class when its images are about to be read."""
 

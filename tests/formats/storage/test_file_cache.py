@@ -31,6 +31,8 @@ from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import as_endpoint
 from support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("proxy")
+
 URL = "s3://bucket/shards/train"
 Shards = tuple[FileEntry, ...]
 PATIENT = RetryPolicy(retries=5, timeout_s=30.0)
@@ -107,7 +109,7 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is
 
 
 def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
-    proxy: Proxy, tmp_path: Path, shards: Shards
+    tmp_path: Path, shards: Shards
 ) -> None:
     limit = sum(shard.size for shard in shards[:4])
     with opened(tmp_path / "cache") as generous, opened(tmp_path / "cache", limit) as strict:
@@ -138,7 +140,7 @@ def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
 
 
 def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file_ahead(
-    proxy: Proxy, tmp_path: Path, shards: Shards
+    tmp_path: Path, shards: Shards
 ) -> None:
     soon, later, last, never = shards[:4]
     limit = sum(sorted(shard.size for shard in shards[:4])[-3:])
@@ -168,9 +170,7 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
         assert files_in(tmp_path / "cache") == names((later, last, never))
 
 
-def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
-    proxy: Proxy, tmp_path: Path, shards: Shards
-) -> None:
+def test_leftovers_of_dead_readers_go_and_files_of_others_stay(tmp_path: Path, shards: Shards) -> None:
     with opened(tmp_path / "cache"):
         pass
     left = [tmp_path / "cache/readers/1-dead", tmp_path / "cache/parts" / f"{hex_of(shards[0])}.part"]
@@ -187,7 +187,7 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
 
 
 def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_damaged_one(
-    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, sizes = Path.unlink, dict[str, int]()
 
@@ -205,7 +205,7 @@ def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_dam
 
 
 def test_a_download_that_is_given_up_while_another_process_opens_it_is_not_continued(
-    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path / "cache") as cache:
         first, really = ArrivingFile(cache.folder, shards[0]), os.open
@@ -244,9 +244,7 @@ def test_closing_a_cache_that_was_deleted_ends_all_of_it(
     assert not open_files(tmp_path)
 
 
-def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
-    proxy: Proxy, tmp_path: Path, shards: Shards
-) -> None:
+def test_a_closed_cache_tells_nothing_and_waits_for_nothing(tmp_path: Path, shards: Shards) -> None:
     limit = sum(shard.size for shard in shards[:2])
     cache = opened(tmp_path / "cache", limit)
     with opened(tmp_path / "cache", limit) as other, other.hold(shards[:2]), ThreadPoolExecutor(1) as pool:
@@ -293,7 +291,7 @@ def test_other_users_may_share_a_cache_or_an_output_as_the_umask_allows(tmp_path
     assert (tmp_path / "cache" / CACHE_LOCK_NAME).stat().st_mode & 0o777 == 0o664
 
 
-def test_nothing_is_written_through_a_link_in_a_cache(proxy: Proxy, tmp_path: Path, bucket: Path) -> None:
+def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, bucket: Path) -> None:
     log, manifest = tmp_path / "log", read_manifest(bucket / "shards/train")
     for make in (lambda: cache.folder.path.joinpath("replaced").symlink_to(log), lambda: os.mkfifo(log)):
         with opened(tmp_path / "cache") as cache:
@@ -307,7 +305,7 @@ def test_nothing_is_written_through_a_link_in_a_cache(proxy: Proxy, tmp_path: Pa
         open_dataset(URL, cache=tmp_path / "cache")
 
 
-def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
+def test_a_reader_file_with_anything_in_it_is_no_error(tmp_path: Path, shards: Shards) -> None:
     mark = "5348525052445231"
     with opened(tmp_path / "cache") as cache:
         for content in ("", "00" * 7, mark + "ff" * 16 + "01" * 13, "ff" * 64):
@@ -358,9 +356,7 @@ def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator
             process.kill()
 
 
-def test_a_process_that_is_frozen_in_its_turn_is_waited_for_so_long(
-    proxy: Proxy, tmp_path: Path, shards: Shards
-) -> None:
+def test_a_process_that_is_frozen_in_its_turn_is_waited_for_so_long(tmp_path: Path, shards: Shards) -> None:
     with opened(tmp_path / "cache", patience_s=0.6) as cache:
         cache.hold(shards[:1]).release()
         with frozen(IN_TURN, tmp_path / "cache", lambda: True):

@@ -188,9 +188,7 @@ def test_a_closed_loader_leaves_its_room_to_others_although_an_epoch_of_it_is_le
 
 
 @pytest.mark.slow
-def test_workers_do_not_import_the_client_and_may_die(
-    lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_workers_do_not_import_the_client_and_may_die(bucket_url: str, proxy: Proxy, tmp_path: Path) -> None:
     with loader_on(bucket_url, cache=tmp_path / "c", transform=Imported(("obstore",)), workers=2) as loader:
         numbers = []
         for imported, _, batch in loader:

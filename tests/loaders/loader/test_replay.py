@@ -289,9 +289,7 @@ def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: P
     assert (tmp_path / "card.json").read_bytes() == canonical_json(card.to_json())
 
 
-def test_many_chosen_records_are_known_by_their_digest(
-    tmp_path: Path, lmdb_shards: Path, monkeypatch: Any
-) -> None:
+def test_many_chosen_records_are_known_by_their_digest(lmdb_shards: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 10)
     with loader_on(lmdb_shards, transform=None, records=np.arange(30)) as loader:
         card = loader.card()
