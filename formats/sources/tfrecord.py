@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -383,25 +384,15 @@ class ExampleReader(FilesReader):
         return _READ[column.kind](record[1].get(column.name, NONE))
 
 
-@dataclass
-class _Column:
-    """The kind of a feature, and the number of ``records`` with exactly one value.
-
-    ``if_empty`` is the kind of lists without values, used if there are no others.
-    """
-
-    kind: str = ""
-    if_empty: str = ""
-    records: int = 0
-
-
 class ExampleContents(RecordContents):
     READER = ExampleReader
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         super().__init__(source, classes)
         self._boxes = GrowingTable(BOX)
-        self._columns: dict[str, _Column] = {}
+        self._kinds: dict[str, str] = {}  # of features; that of an empty list only until another is found
+        self._with_values: set[str] = set()
+        self._single = Counter[str]()  # the records with exactly one value
         self._records = 0
 
     def read(self, file: ArchiveFile) -> None:
@@ -410,10 +401,9 @@ class ExampleContents(RecordContents):
             with self.problems.collected("record"), foreign_file(place, "write the file again"):
                 found = features(data)
                 boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
-                single = self._single_columns(found)
+                single = self._single_features(found)
                 if self.append(self._name(found), self._label(found), length=data.length, offset=start):
-                    for column in single:
-                        column.records += 1
+                    self._single.update(single)
                     for box in boxes:
                         self._boxes.append((self._records, *box))
                     self._records += 1
@@ -449,36 +439,33 @@ class ExampleContents(RecordContents):
             )
         return self.classes.of_number(label - layout.first_label, name)
 
-    def _single_columns(self, found: Features) -> list[_Column]:
-        """Return the columns with exactly one value in the record. Raises ValueError for invalid records."""
+    def _single_features(self, found: Features) -> list[str]:
+        """Return the columns' features with exactly one value. Raises ValueError for invalid records."""
         image = self.layout.image
         if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
-        single = []
-        for name in sorted(found.keys() - self.layout.no_columns):
-            column, feature = self._columns.setdefault(name, _Column()), found[name]
-            if feature.start == feature.end:
-                column.if_empty = column.if_empty or feature.kind
-            elif column.kind in ("", feature.kind):
-                column.kind = feature.kind
-            else:
-                raise ValueError(
-                    f"the feature {name!r} has {feature.kind}, but {column.kind} in other records"
-                )
-            if feature.is_single():
-                single.append(column)
-        if len(self._columns) > MAX_COLUMNS:
+        names = sorted(found.keys() - self.layout.no_columns)
+        for name in names:
+            kind, known = found[name].kind, self._kinds.get(name, "")
+            if found[name].start == found[name].end:
+                self._kinds[name] = known or kind
+            elif name not in self._with_values:
+                self._with_values.add(name)
+                self._kinds[name] = kind
+            elif kind != known:
+                raise ValueError(f"the feature {name!r} has {kind}, but {known} in other records")
+        if len(self._kinds) > MAX_COLUMNS:
             raise ValueError(f"it has more than {MAX_COLUMNS} features that would become columns")
-        return single
+        return [name for name in names if found[name].is_single()]
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, of lists unless all records have exactly one value."""
         if self.layout.boxes and self._records:
             self.boxes = self._boxes.finish()
         fields = []
-        for name, column in sorted(self._columns.items()):
-            kinds = _SINGLE if column.records == self._records else _LISTS
-            fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
+        for name, kind in sorted(self._kinds.items()):
+            kinds = _SINGLE if self._single[name] == self._records else _LISTS
+            fields.append(Field(column_name(name), kinds[kind or BYTES]))
         return Schema(fields), bool(self.layout.image)
 
 
