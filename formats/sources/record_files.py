@@ -21,6 +21,7 @@ from shardprep.formats.images.header import is_image_file
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, UNLABELLED
 from shardprep.formats.records.schema import RESERVED, BadValue, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.progress import Progress, count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
@@ -38,7 +39,7 @@ from shardprep.formats.sources.source import (
     split_in,
 )
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, holds_images, wrapped
+from shardprep.formats.sources.trees import NOT_UTF8, FolderWalk, holds_images, wrapped
 
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces to keep
 MAX_VARINT = 10  # bytes
@@ -271,8 +272,8 @@ def split_files(
             return SplitFiles(path, of_split, walk.ignored, walk.problems)
     folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
     beside = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
-    if any(each.is_symlink() and names.fullmatch(each.name) for each in beside):
-        walk.problems.raise_all()  # all files may be links
+    if any(names.fullmatch(one.name) and (one.is_symlink() or not is_text(one.name)) for one in beside):
+        walk.problems.raise_all()  # all files may be links, or have no valid names
     return None
 
 
@@ -319,6 +320,11 @@ class RecordSource(Source):
     source_options: SourceOptions
     layout: Any = None
 
+    def __post_init__(self) -> None:
+        first = next(iter(self.files.of_split.values()))[0]
+        if not is_text(first):  # a single file; others are listed by a walk
+            raise SourceDamaged(NOT_UTF8, path=self.files.top / first)
+
     def contents(self, split: str, classes: Classes) -> RecordContents:
         return self.CONTENTS(self, classes)
 
@@ -340,9 +346,6 @@ class RecordSource(Source):
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         found = self.scanned[split]
-        problems, is_first = Problems(), split == self.splits[0]
-        for each in (self.files.problems, found.problems) if is_first else (found.problems,):
-            problems.merge(each)
         return Listing(
             split,
             self.LAYOUT,
@@ -352,8 +355,8 @@ class RecordSource(Source):
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
             expected=found.expected,
             shortfall=self.files.missing(split) or found.shortfall,
-            problems=problems,
-            ignored=dict(self.files.ignored) if is_first else {},
+            problems=found.problems,
+            ignored=dict(self.files.ignored) if split == self.splits[0] else {},
             notes=label_note(found.schema, found.entries, self.source_options),
             options=self.source_options.kept("follow_symlinks", *self.TAKES) | found.options,
             schema=found.schema,
@@ -362,12 +365,15 @@ class RecordSource(Source):
 
     @cached_property
     def scanned(self) -> dict[str, RecordContents]:
-        classes, found = Classes(), {}
+        classes, found = Classes(), dict[str, RecordContents]()
         for split, names in self.files.of_split.items():
             paths = [self.files.top / name for name in names]
             size = sum(path.stat().st_size for path in paths if path.is_file())
             with self.progress.task(f"list {split}", records=0, size=size):
-                found[split] = self.contents(split, classes).scan(names, self.progress)
+                contents = self.contents(split, classes)
+                if not found:
+                    contents.problems.merge(self.files.problems)
+                found[split] = contents.scan(names, self.progress)
         for each in found.values():
             each.entries["label"] = classes.numbered()[1][each.entries["label"]]
         return found

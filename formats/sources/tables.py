@@ -29,6 +29,7 @@ from shardprep.formats.records.schema import (
     no_constant,
 )
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
+from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader
@@ -76,8 +77,7 @@ def place_below(path: str, roots: Sequence[Path]) -> str:
     if ".." in parts:
         raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")
     place = "/".join(parts)
-    raw = place.encode(errors="replace")
-    if not 0 < len(raw) <= MAX_KEY_BYTES or "\0" in place or raw.decode() != place:
+    if not is_text(place) or not 0 < len(place.encode()) <= MAX_KEY_BYTES or "\0" in place:
         raise ValueError(f"names no file with a path of at most {MAX_KEY_BYTES} bytes")
     return place
 

@@ -17,6 +17,7 @@ import numpy as np
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
 from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, naming, read_at
+from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
 IGNORED_NAMES = (
@@ -25,6 +26,7 @@ IGNORED_NAMES = (
 )
 OTHER_HIDDEN = "other hidden"
 NON_IMAGES = "non-image files"
+NOT_UTF8 = "has a name that is not UTF-8; rename it"
 _HEAD_BYTES = 12
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = (
@@ -171,8 +173,8 @@ class FolderWalk:
                 if not (folders if is_folder else files):
                     continue
                 wrong = ""
-                if entry.name.encode(errors="replace").decode() != entry.name:
-                    wrong = "has a name that is not UTF-8; rename it"
+                if not is_text(entry.name):
+                    wrong = NOT_UTF8
                 elif entry.is_symlink() and not self.follow_symlinks:
                     wrong = _IS_LINK
                 elif not is_folder and not is_file:

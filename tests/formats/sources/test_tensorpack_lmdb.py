@@ -138,9 +138,8 @@ def test_a_list_of_keys_that_is_not_that_of_the_records_is_refused(
 
 
 def test_each_record_and_the_list_may_be_serialized_in_another_way(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "file", {key_of(0): RECORD, key_of(1): packed([JPEG, 2])}, packed([key_of(0), key_of(1)])
-    )
+    records, keys = {key_of(0): RECORD, key_of(1): packed([JPEG, 2])}, packed([key_of(0), key_of(1)])
+    path = save(tmp_path / "file", records, keys)
 
     assert recognise(path).listing("train").entries["label"].tolist() == [1, 2]
     save(tmp_path / "other", {key_of(0): RECORD, key_of(1): pickle.dumps([JPEG, 2], 2)}, None)
@@ -213,13 +212,8 @@ def word(name: str) -> bytes:
 SIZE = struct.Struct("<Q")
 ARGUMENT = text("touch was-run")
 DTYPE, CORE = word("numpy.dtype"), "numpy.core.multiarray."
-UINT8 = (
-    DTYPE
-    + text("u1")
-    + b"K\x00K\x01\x87R(K\x03"
-    + text("|")
-    + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-)
+NO_FIELDS = b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+UINT8 = DTYPE + text("u1") + b"K\x00K\x01\x87R(K\x03" + text("|") + NO_FIELDS
 BLANK = word(CORE + "_reconstruct") + word("numpy.ndarray") + b"K\x00\x85C\x01b\x87R"
 DATA = b"C\x03abc"
 

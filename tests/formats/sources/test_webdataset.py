@@ -1,5 +1,6 @@
 """Tar shards of WebDataset: what its own writer wrote comes out, and nothing is lost silently."""
 
+import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -115,6 +116,13 @@ def test_splits_that_do_not_agree_in_their_names_and_too_many_parts_are_refused(
         recognise(shards)
     with pytest.raises(DataError, match="1: its label 0 is named 'bee' here and 'ant' elsewhere"):
         recognise(tmp_path, split="val").listing("val")
+
+
+def test_a_shard_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / os.fsdecode(b"\xff.tar"), numbered(1))
+    for path in (shard, tmp_path):
+        with pytest.raises(SourceDamaged, match=r"udcff\.tar: has a name that is not UTF-8; rename it"):
+            recognise(path)
 
 
 @pytest.mark.parametrize("part", ["caption.txt", "jpg", "tar"])
