@@ -310,7 +310,7 @@ class _Job(Job[FileEntry]):
         return unit
 
     def _records(self) -> Iterator[ExportRecord]:
-        dataset, boxes = _opened(self.dataset, self.format.source.root)
+        dataset, boxes = _opened(self.dataset, self.format.source.root, self.places.run)
         with closing(counted(self.places.run, self.shard.number, len(self.names))) as places:
             for done in places:
                 number = self.shard.first + done
@@ -321,13 +321,16 @@ class _Job(Job[FileEntry]):
                 yield ExportRecord(self.names[done], *record, dataset.index[number], own, record.columns)
 
     def key_at(self, place: int) -> str:
-        dataset, _ = _opened(self.dataset, self.format.source.root)
+        dataset, _ = _opened(self.dataset, self.format.source.root, self.places.run)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, root: str) -> tuple[Dataset, Rows | None]:
-    """Open the dataset with this root, and return it with its boxes. Raises SourceDamaged."""
+def _opened(path: Path, root: str, run: Path) -> tuple[Dataset, Rows | None]:
+    """Open the dataset with this root, and return it with its boxes. Raises SourceDamaged.
+
+    It is opened anew for each ``run``, because it may have been repaired since the last one.
+    """
     dataset = open_unreplaced(path, root)
     return dataset, dataset.boxes

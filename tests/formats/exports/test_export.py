@@ -7,7 +7,9 @@ import re
 import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +143,24 @@ def test_an_export_follows_a_link_to_a_folder_and_replaces_one_to_a_file(
     assert f"{folder}: something else has that name; remove it" in done.stderr
 
 
-def test_a_damaged_record_ends_the_export_and_is_named(dataset: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_ends_the_export_and_is_named_and_a_repaired_one_is_read_again(
+    dataset: Path, tmp_path: Path
+) -> None:
     (shard,) = dataset.glob("*.lmdb")
-    data = bytearray(shard.read_bytes())
+    data = bytearray(whole := shard.read_bytes())
     at = data.index(b"\xff\xd8\xff", len(data) // 2) + 200
     data[at] ^= 1
     writable(shard).write_bytes(data)
 
-    with pytest.raises(CorruptRecord) as caught:
-        export(dataset, tmp_path / "out", to="webdataset", workers=0)
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        with pytest.raises(CorruptRecord) as caught:
+            export(dataset, tmp_path / "out", to="webdataset", executor=executor)
 
-    assert caught.value.key
-    assert not (tmp_path / "out" / MARKER).exists()
+        assert caught.value.key
+        assert not (tmp_path / "out" / MARKER).exists()
+        shard.unlink()
+        shard.write_bytes(whole)
+        export(dataset, tmp_path / "out", to="webdataset", executor=executor)
 
 
 def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
