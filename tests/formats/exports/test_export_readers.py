@@ -281,16 +281,13 @@ def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
 
     found = datasets.ImageFolder(str(tmp_path))
 
-    assert Counter(label for _, label in found.samples) == Counter(
-        one.label for one in expected(splits / "train")
-    )
+    wanted = Counter(one.label for one in expected(splits / "train"))
+    assert Counter(label for _, label in found.samples) == wanted
 
 
 def test_floats_that_json_does_not_have_come_back_from_webdataset(tmp_path: Path) -> None:
     scores = [1.5, float("nan"), float("inf"), float("-inf"), -0.0]
-    items = [
-        {"image": JPEG, "key": f"k{n}", "score": score, "plain": n / 3} for n, score in enumerate(scores)
-    ]
+    items = [{"image": JPEG, "key": f"k{n}", "score": scores[n], "plain": n / 3} for n in range(5)]
     write_dataset(items, tmp_path / "dataset", workers=0)
     export(tmp_path / "dataset", tmp_path / "out", to="webdataset", workers=0)
 
