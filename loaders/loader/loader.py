@@ -442,7 +442,8 @@ class Loader(Owned, Closable):
         if columns or not work.with_image:
             found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in columns)])
         if work.transform is not None:
-            found["transform"] = f"{name_of(work.transform)} {digest_of(work.transform)}"
+            digest = self._described[1] or digest_of(work.transform)  # which raises the error
+            found["transform"] = f"{name_of(work.transform)} {digest}"
             decoder = checked_decoder()
             own = f", with the pixels {decoder.digest}" if decoder.differing else ""
             found["OpenCV"] = cv2.__version__ + own

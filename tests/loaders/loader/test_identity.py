@@ -161,7 +161,7 @@ def test_a_transform_that_changes_in_its_calls_is_the_same_in_states_and_cards(
     with used, fresh:
         use(used)
         fresh.load_state_dict(used.state_dict())
-        assert used.card() == fresh.card()
+        assert (used.card(), used.identity) == (fresh.card(), fresh.identity)
 
 
 OTHERS: dict[str, dict[str, Any]] = {
