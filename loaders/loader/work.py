@@ -1,4 +1,4 @@
-"""The records of a loader and their order, as its options say, and the work on them.
+"""The records that the options of a loader choose, their order, and the work on them.
 
 A worker reads a record, transforms it, and writes it to a row of the batch.
 """

@@ -23,10 +23,10 @@ class ProcessRank(NamedTuple):
 
     rank: int
     world_size: int
-    said_by: str
+    source: str
 
     def __str__(self) -> str:
-        return f"{self.said_by} says rank {self.rank} of {self.world_size}"
+        return f"{self.source} says rank {self.rank} of {self.world_size}"
 
 
 def rank_and_world_size(
@@ -95,7 +95,7 @@ def process_groups() -> list[ProcessRank]:
         resolver = strategy.cluster_resolver
         cluster = resolver.cluster_spec()
         sizes = {kind: cluster.num_tasks(kind) for kind in cluster.jobs}
-        rank = rank_of_task(sizes, resolver.task_type, resolver.task_id, said_by="tf.distribute")
+        rank = rank_of_task(sizes, resolver.task_type, resolver.task_id, source="tf.distribute")
         found += [rank] if rank else []
     return found
 
@@ -129,7 +129,7 @@ def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
         kind, index = task.get("type"), task.get("index")
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
-    return rank_of_task(sizes, kind, index, said_by="TF_CONFIG")
+    return rank_of_task(sizes, kind, index, source="TF_CONFIG")
 
 
 def _lightning(environ: Mapping[str, str]) -> ProcessRank:
@@ -150,7 +150,7 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
 
 
 def rank_of_task(
-    sizes: Mapping[str, int], kind: str | None, index: int | None, *, said_by: str
+    sizes: Mapping[str, int], kind: str | None, index: int | None, *, source: str
 ) -> ProcessRank | None:
     """Return the rank of a task of a TensorFlow cluster: the chief first, then the workers.
 
@@ -159,12 +159,12 @@ def rank_of_task(
     if not sizes or kind == "evaluator":
         return None
     if kind not in TRAINERS:
-        raise UsageError(f"{said_by} has the task type {kind!r}: only {', '.join(TRAINERS)} read data")
+        raise UsageError(f"{source} has the task type {kind!r}: only {', '.join(TRAINERS)} read data")
     trainers = [sizes.get(name, 0) for name in TRAINERS]
     place = TRAINERS.index(kind)
     if not isinstance(index, int) or not 0 <= index < trainers[place]:
-        raise UsageError(f"{said_by} has the task {kind} {index!r} in a cluster of {trainers[place]}")
-    return ProcessRank(sum(trainers[:place]) + index, sum(trainers), said_by)
+        raise UsageError(f"{source} has the task {kind} {index!r} in a cluster of {trainers[place]}")
+    return ProcessRank(sum(trainers[:place]) + index, sum(trainers), source)
 
 
 def checked_rank(
