@@ -26,7 +26,7 @@ class ProcessRank(NamedTuple):
     source: str
 
     def __str__(self) -> str:
-        return f"{self.source} says rank {self.rank} of {self.world_size}"
+        return f"rank {self.rank} of {self.world_size} according to {self.source}"
 
 
 def rank_and_world_size(
@@ -57,7 +57,7 @@ def rank_and_world_size(
 
 def refuse_other_rank(rank: int, world_size: int) -> None:
     """Raise UsageError if a framework that was initialised in the meantime reports another rank."""
-    made_for = ProcessRank(rank, world_size, "the Loader, which was made before that,")
+    made_for = ProcessRank(rank, world_size, "the Loader, which was made before that")
     for group in process_groups():
         if group[:2] != made_for[:2]:
             raise UsageError(

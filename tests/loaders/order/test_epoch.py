@@ -197,17 +197,17 @@ def test_a_launcher_that_starts_one_process_per_machine_does_not_contradict_its_
 @pytest.mark.parametrize(
     ("others", "environ", "said"),
     [
-        ({}, {"RANK": "2", "WORLD_SIZE": "4"}, "RANK and WORLD_SIZE says rank 2 of 4: give .* rank="),
-        ({}, {"RANK": "3", "WORLD_SIZE": "8"}, "RANK and WORLD_SIZE says rank 3 of 8"),
-        ({}, {"RANK": "2", "WORLD_SIZE": "3"}, "RANK and WORLD_SIZE says rank 2 of 3"),
-        ({}, STEP, "SLURM_PROCID and SLURM_NTASKS says rank 5 of 8"),
-        ({"jax": (1, 2)}, {}, r"jax\.distributed says rank 1 of 2"),
+        ({}, {"RANK": "2", "WORLD_SIZE": "4"}, "rank 2 of 4 according to RANK and WORLD_SIZE: give .* rank="),
+        ({}, {"RANK": "3", "WORLD_SIZE": "8"}, "rank 3 of 8 according to RANK and WORLD_SIZE"),
+        ({}, {"RANK": "2", "WORLD_SIZE": "3"}, "rank 2 of 3 according to RANK and WORLD_SIZE"),
+        ({}, STEP, "rank 5 of 8 according to SLURM_PROCID and SLURM_NTASKS"),
+        ({"jax": (1, 2)}, {}, r"rank 1 of 2 according to jax\.distributed"),
     ],
 )
 def test_sources_of_a_rank_that_contradict_each_other_are_an_error(initialised, others, environ, said):
     initialised(torch=(3, 4), **others)
 
-    with pytest.raises(UsageError, match=rf"torch\.distributed says rank 3 of 4, but .*{said}"):
+    with pytest.raises(UsageError, match=rf"rank 3 of 4 according to torch\.distributed, but .*{said}"):
         rank_and_world_size(environ=environ)
 
 
@@ -215,9 +215,7 @@ def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_ano
     initialised(torch=(1, 2))
 
     refuse_other_rank(1, 2)
-    with pytest.raises(
-        UsageError, match=r"torch\.distributed says rank 1 of 2, but the Loader, .*rank 0 of 1"
-    ):
+    with pytest.raises(UsageError, match=r"rank 1 of 2 .* torch\.distributed, but rank 0 of 1 .* the Loader"):
         refuse_other_rank(0, 1)
 
 
