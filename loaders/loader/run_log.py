@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -499,12 +500,8 @@ def _statement(
     transforms: Sequence[str],
     signers: Sequence[str],
 ) -> str:
-    spans: list[list[int]] = []  # of consecutive epochs
-    for epoch in epochs:
-        if spans and epoch.epoch == spans[-1][-1] + 1:
-            spans[-1].append(epoch.epoch)
-        else:
-            spans.append([epoch.epoch])
+    runs = groupby(enumerate(each.epoch for each in epochs), lambda each: each[1] - each[0])
+    spans = [[epoch for _, epoch in run] for _, run in runs]  # of consecutive epochs
     numbers = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
     which = "epoch" if len(epochs) == 1 else "each of the epochs"
     said = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
