@@ -449,7 +449,7 @@ class WantedColumns(NamedTuple):
             if name not in there or chosen.count(name) > 1:
                 raise UsageError(f"unknown or repeated column {name!r}; choose from {', '.join(there)}")
         if not chosen:
-            raise UsageError(f"columns is empty; it may have {', '.join(there)}")
+            raise UsageError(f"columns is empty; choose from {', '.join(there)}")
         fields = {field.name: field for field in dataset.schema}
         wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
         own = tuple(fields[name] for name in chosen if name in fields)

@@ -151,7 +151,7 @@ class ShuffleQuality:
         if self._has_classes:
             times = self.meet_again.found / self.meet_again.expected
             return (
-                f"Mixed in part: {classes}, but neighbours in a batch meet again in the next epoch {times:,.0f} times "
+                f"Partly mixed: {classes}, but neighbours in a batch meet again in the next epoch {times:,.0f} times "
                 f"as often as by chance; use a larger window{' or fewer partitions' if self.partitions > 1 else ''}."
             )
         local = f"a LocalShuffle of at least {self.least_window:,} records, " if self.least_window else ""

@@ -213,7 +213,7 @@ class PixelFormat:
         check_choice("layout", self.layout, CHANNELS_LAST + CHANNELS_FIRST)
         check_choice("dtype", self.dtype, STORED)
         if not are_numbers(self.mean, 3) or not are_numbers(self.std, 3) or min(self.std) <= 0:
-            raise UsageError(f"mean and std must be of three channels, and std positive: {self}")
+            raise UsageError(f"mean and std must be three finite numbers each, those of std positive: {self}")
         if max(self.mean) > 1:
             raise UsageError(f"mean and std are of values from 0 to 1, not 0 to 255: {self}")
 
