@@ -262,7 +262,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
         if source := _only((coco, paired, metadata), several, path):
             return source
-    if _first_block(path).startswith((_GZIP, _ZIP)):
+    block = _first_block(path)
+    if block.startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
     if not is_folder or not archives_in(path):  # files beside official tars are not sources
         records = (webdataset(*given), tfrecord(*given), parquet(*given))
@@ -276,7 +277,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
             or class_folders(*one)
         )
     else:
-        tar = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
+        is_tar = b"ustar" in block and b"\0" in block  # a list may have a class mustard
+        tar = single_tar(path, check_md5=check_md5) if is_tar else None
         source = tar or tensorpack_lmdb(*one) or labelled_list(*given)
     if source := source or webdataset(*given, single=VALUES):
         return source

@@ -231,9 +231,11 @@ def test_keys_of_later_objects_are_said_to_be_left_out(root: Path, tmp_path: Pat
     assert listing(tmp_path / "a.jsonl", rows, root).notes[0].startswith("columns left out: note;")
 
 
-def test_files_of_a_list_that_are_no_images_are_left_out_on_request(pictures: Path, tmp_path: Path) -> None:
+def test_files_of_a_list_that_are_no_images_are_left_out_and_mustard_is_not_ustar(
+    pictures: Path, tmp_path: Path
+) -> None:
     write(pictures / "notes.txt", b"x")
-    write(tmp_path / "a.txt", b"dog.jpg 1\nnotes.txt 1\n")
+    write(tmp_path / "a.txt", b"dog.jpg mustard\nnotes.txt mustard\n")
     options = SourceOptions(root=pictures, skip_non_images=True)
     (done,) = convert(tmp_path / "a.txt", tmp_path / "out", source_options=options, workers=0)
     assert (done.manifest.records, done.ignored) == (1, {"non-image files": 1})
