@@ -45,21 +45,25 @@ class Text:
 
 @dataclass(slots=True)
 class Array:
-    """A numpy array of plain numbers, or a scalar if ``shape`` is empty."""
+    """A numpy array of plain numbers, or a scalar if ``shape`` is empty.
+
+    ``shape`` is that of the data in C order, which are then transposed to ``axes``, if there are any.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: ByteRange
+    axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
         """Raise ValueError for other dtypes, such as objects, and if the shape does not fit the bytes."""
         if not _PLAIN_DTYPE.fullmatch(self.dtype):
             raise ValueError(f"it holds an array of dtype {self.dtype!r}: only plain numbers are read")
         if len(self.shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in self.shape):
             raise ValueError("it holds an array of an impossible shape")
+        are_numbers = all(type(axis) is int for axis in self.axes)
+        if self.axes and (not are_numbers or sorted(self.axes) != [*range(len(self.shape))]):
+            raise ValueError("it holds an array with impossible axes")
         if math.prod(self.shape) * int(self.dtype[2:]) != self.data.length:
             raise ValueError(f"it holds an array with a shape that does not fit its {self.data.length} bytes")
 
@@ -210,9 +214,18 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
             return Array(str(dtype), (), data)
         case "_reconstruct", (GlobalName("numpy.ndarray"), (0,), _):  # its content is set later
             return Array("|i1", (0,), ByteRange(0, 0))
-        case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, _):
-            return Array(str(dtype), shape, data)
+        case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, order, *axes):
+            match name_of(window, order), axes:
+                case "C" | "F" as name, []:
+                    return _ordered(dtype, shape, data, is_fortran=name == "F")
+                case "K", [tuple() as one]:
+                    return Array(str(dtype), shape, data, one)
     raise ValueError("its pickle makes a call that plain data does not need")
+
+
+def _ordered(dtype: _Dtype, shape: tuple[int, ...], data: ByteRange, *, is_fortran: bool) -> Array:
+    axes = tuple(range(len(shape)))[::-1] if is_fortran else ()
+    return Array(str(dtype), shape[::-1] if is_fortran else shape, data, axes)
 
 
 def _build(window: ByteWindow, item: object, state: object) -> None:
@@ -220,9 +233,9 @@ def _build(window: ByteWindow, item: object, state: object) -> None:
     match item, state:
         case _Dtype(), (3, order, None, None, None, -1, -1, 0) if name_of(window, order) in _ORDERS:
             item.order = name_of(window, order)
-        case Array(), (1, tuple() as shape, _Dtype() as dtype, _, ByteRange() as data):
-            item.dtype, item.shape, item.data = str(dtype), shape, data
-            item.check()
+        case Array(), (1, tuple() as shape, _Dtype() as dtype, bool() as is_fortran, ByteRange() as data):
+            found = _ordered(dtype, shape, data, is_fortran=is_fortran)
+            item.dtype, item.shape, item.data, item.axes = found.dtype, found.shape, data, found.axes
         case _:
             raise ValueError("its pickle sets a state that no array of plain numbers has")
 

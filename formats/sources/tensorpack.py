@@ -244,8 +244,9 @@ def _contents(value: ByteWindow, located: Any) -> Any:
                 return taken(item)
             case Text(start, length):
                 return taken(ByteRange(start, length)).decode()
-            case Array(dtype, shape, data):
+            case Array(dtype, shape, data, axes):
                 array = np.frombuffer(taken(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
+                array = array.transpose(axes) if axes else array
                 array = array.astype(array.dtype.newbyteorder("="), copy=False)
                 return array if shape else array[()]
             case dict():

@@ -215,7 +215,7 @@ DTYPE, CORE = word("numpy.dtype"), "numpy.core.multiarray."
 NO_FIELDS = b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 UINT8 = DTYPE + text("u1") + b"K\x00K\x01\x87R(K\x03" + text("|") + NO_FIELDS
 BLANK = word(CORE + "_reconstruct") + word("numpy.ndarray") + b"K\x00\x85C\x01b\x87R"
-DATA = b"C\x03abc"
+BUFFER, DATA = word("numpy.core.numeric._frombuffer"), b"C\x03abc"
 
 
 def filled(shape: bytes, dtype: bytes = UINT8, data: bytes = DATA) -> bytes:
@@ -262,7 +262,8 @@ HARMFUL: dict[str, bytes] = {
     "a call of the array's class": word("numpy.ndarray") + b"K\x03\x85\x85R",
     "a scalar of no dtype": word(CORE + "scalar") + text("O") + DATA + b"\x86R",
     "a scalar without bytes": word(CORE + "scalar") + UINT8 + b"\x85R",
-    "a buffer of text": word("numpy.core.numeric._frombuffer") + b"(" + ARGUMENT + UINT8 + b")NtR",
+    "a buffer of text": BUFFER + b"(" + ARGUMENT + UINT8 + b")NtR",
+    "axes that are not there": BUFFER + b"(" + DATA + UINT8 + b"K\x03\x85U\x01KK\x05\x85tR",
     "a dtype of a list": DTYPE + b"]K\x00K\x01\x87R",
     "a dtype of nothing": DTYPE + b")R",
     "another encoding": word("_codecs.encode") + ARGUMENT + text("zip") + b"\x86R",
@@ -401,13 +402,14 @@ def test_plain_data_come_back_from_any_serializer(item: list[Any], name: str) ->
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_large_numbers_tuples_and_big_endian_arrays_come_back_from_pickles(protocol: int) -> None:
-    array = np.arange(6, dtype=">f8").reshape(2, 3)
+def test_large_numbers_tuples_and_arrays_of_any_byte_and_axis_order_come_back(protocol: int) -> None:
+    array = np.arange(24, dtype=">f8").reshape(2, 3, 4)
+    arrays = [array, array.T, array.transpose(1, 2, 0), array[:, ::2]]
 
-    found = read_item(ByteWindow.of(pickle.dumps([2**63, (1, (2,)), array], protocol)))
+    found = read_item(ByteWindow.of(pickle.dumps([2**63, (1, (2,)), *arrays], protocol)))
 
     assert found[:2] == [2**63, (1, (2,))]
-    assert are_same(found[2], array.astype("<f8"))
+    assert are_same(found[2:], [each.astype("<f8") for each in arrays])
 
 
 def assert_read(data: bytes, image: bytes, label: int) -> None:
