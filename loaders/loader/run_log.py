@@ -121,6 +121,8 @@ class LogEntry(JsonRecord):
             size = os.fstat(log.fileno()).st_size
             if _is_signed(log.fileno()):
                 raise UsageError("is signed; log to another file", path=file)
+            if size and os.pread(log.fileno(), 1, size - 1) != b"\n":
+                line = b"\n" + line  # after a line that a power cut left unfinished
             try:
                 while line:
                     line = line[os.write(log.fileno(), line) :]

@@ -218,6 +218,8 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     one = RunLog.load(tmp_path / "other").entries[0]
     replace(one, receipt=replace(one.receipt, delivered=Tally(1 << 62))).append_to(tmp_path / "huge")
     replace(one, place=1 << 63).append_to(tmp_path / "beyond")
+    one.append_to(tmp_path / "torn")
+    assert (tmp_path / "torn").read_bytes().endswith(b"\n" + one.line())
 
     for names, message in (
         (["half"], "delivered 102 of 204 records.*so 102 or more are missing"),
