@@ -166,9 +166,11 @@ class Leases:
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
         """Reassign the leases of a worker that died, at ``row`` of the lease if it holds that one."""
         lost, self._held[worker] = self._held[worker], {}
-        self._waiting.extendleft(lease for lease in reversed(lost.values()) if self._batch_of(lease))
-        if (lease := lost.get(lease_id)) and self._batch_of(lease):
-            self._count_failure(lease, row, cause)
+        again: list[Lease] = []
+        for lease in lost.values():
+            if (batch := self._batch_of(lease)) and not batch.failure:
+                again += self._after_death(batch, lease, row, cause) if lease.id == lease_id else [lease]
+        self._waiting.extendleft(reversed(again))
 
     def deliver(self) -> LeasedBatch | None:
         """Return the batch that is due, if it is finished or has failed; the receiver then owns its slot."""
@@ -183,29 +185,21 @@ class Leases:
         """Free the slot of a delivered batch that its receiver has dropped or never took."""
         self._occupied.discard(slot)
 
-    def _count_failure(self, lease: Lease, row: int, cause: str) -> None:
+    def _after_death(self, batch: LeasedBatch, lease: Lease, row: int, cause: str) -> list[Lease]:
+        """Return the leases to give in place of one at whose row a worker died."""
         row = _row_of_batch(lease, row)
         causes = self._failures[lease.batch, row]
         causes.append(cause)
-        if len(causes) >= MAX_ROW_FAILURES:
-            if all(each in self._skip for each in causes):
-                self._leave_out(lease, row, f"its workers crashed by {cause}")
-            else:
-                self._fail(lease, RowFailure(row, cause=cause))
-
-    def _leave_out(self, lease: Lease, row: int, reason: str) -> None:
-        """Mark the row as left out, and replace the lost lease by two leases on the rows around it."""
-        if batch := self._batch_of(lease):
-            batch.left_out[row] = reason
-            batch.missing -= 1
-            first = lease.first
-            around = [(first, lease.items[: row - first]), (row + 1, lease.items[row + 1 - first :])]
-            self._waiting.remove(lease)
-            self._waiting.extendleft(
-                replace(lease, id=next(self._ids), first=start, items=items)
-                for start, items in reversed(around)
-                if len(items)
-            )
+        if len(causes) < MAX_ROW_FAILURES:
+            return [lease]
+        if not all(each in self._skip for each in causes):
+            self._fail(lease, RowFailure(row, cause=cause))
+            return []
+        batch.left_out[row] = f"its workers crashed by {cause}"
+        batch.missing -= 1
+        place = row - lease.first
+        parts = (lease.first, lease.items[:place]), (row + 1, lease.items[place + 1 :])
+        return [replace(lease, id=next(self._ids), first=n, items=part) for n, part in parts if len(part)]
 
     def _fail(self, lease: Lease, failure: RowFailure) -> None:
         if batch := self._batch_of(lease):
