@@ -153,16 +153,13 @@ PARTITIONS = [
     ({"world_size": 1, "batch_size": 2}, "use a multiple of 4"),
     *(({"world_size": 1, "shard_counts": (n,)}, f"{n} records are too few for 4") for n in (1, 3)),
 ]
-LIMITS = "much", -1, 0, 1e9, True
+LIMITS, WRONG = ("much", -1, 0, 1e9, True), (0, 1.5, "1")
 FRAMES = each_of(
-    endpoint=("inproc://here", "127.0.0.1:80", None),
-    senders=(0, "1"),
-    high_water_mark=(0, 1.5),
-    limit_bytes=LIMITS,
+    endpoint=("inproc://here", "127.0.0.1:80", None), senders=WRONG, high_water_mark=WRONG, limit_bytes=LIMITS
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
-    *each_of(ahead=(0, 2.5), insecure=("False",)),
+    *each_of(ahead=WRONG, insecure=("False",)),
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]

@@ -45,7 +45,7 @@ class Writing:
         def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
             for row, item in enumerate(items.tolist()):
                 began = time.perf_counter()
-                outcome = self.actions.get(item, nothing)(item)
+                outcome = self.actions[item](item) if item in self.actions else None
                 arrays["number"][row] = item
                 arrays["pixels"][row] = item
                 clock[0] += time.perf_counter() - began
@@ -54,12 +54,11 @@ class Writing:
         yield fill
 
 
-def nothing(item: int) -> None:
-    """Only write the row."""
+def sleep(seconds: float, *item: int) -> None:
+    time.sleep(seconds)
 
 
-def doze(item: int) -> None:
-    time.sleep(0.2)
+doze, sleep_for_ever = partial(sleep, 0.2), partial(sleep, 3600.0)
 
 
 def swell(item: int) -> bytes:
@@ -70,10 +69,6 @@ def swell(item: int) -> bytes:
 def wait_for(file: Path, item: int) -> None:
     while not file.exists():
         time.sleep(0.01)
-
-
-def sleep_for_ever(*item: int) -> None:
-    time.sleep(3600)
 
 
 def end_by(signal: int, *item: int) -> None:

@@ -53,10 +53,6 @@ ALL += ["in_parts", "flows_in_parts"]
 SOME = ("loader", "numbers", "joined", "odd_ones", "in_parts", "flows_in_parts")
 
 
-def made_by(name: str, path: Path) -> Callable[[], Any]:
-    return lambda: SOURCES[name](path)
-
-
 # Batches
 
 
@@ -65,7 +61,7 @@ def made_by(name: str, path: Path) -> Callable[[], Any]:
 @pytest.mark.parametrize("name", torture_except(ALL, *SOME))
 def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_shards: Path) -> None:
     expected = locally(name, lmdb_shards, passes=2)
-    with wired(made_by(name, lmdb_shards), senders=senders) as source:
+    with wired(partial(SOURCES[name], lmdb_shards), senders=senders) as source:
         for batches in expected:
             assert same(list(source), batches)
             records = 204 if "loader" in name else len(batches)
@@ -95,11 +91,11 @@ def test_records_left_out_are_in_the_receipt(gaps: str, without: list[int], lmdb
 @pytest.mark.parametrize("name", ["loader", "odd_ones"])
 def test_unordered_batches_come_each_once_and_resume(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
-    with wired(made_by(name, lmdb_shards), senders=3, ordered=False) as source:
+    with wired(partial(SOURCES[name], lmdb_shards), senders=3, ordered=False) as source:
         began = iter(source)
         some = [next(began) for _ in range(4)]
         state = json.loads(json.dumps(source.state_dict()))
-    with wired(made_by(name, lmdb_shards), senders=2, ordered=False) as source:
+    with wired(partial(SOURCES[name], lmdb_shards), senders=2, ordered=False) as source:
         source.load_state_dict(state)
         rest = list(source)
         source.receipt().check(204 if name == "loader" else len(expected))
@@ -113,10 +109,10 @@ def test_a_state_goes_on_where_it_was_taken(name: str, steps: int | str, lmdb_sh
     expected = locally(name, lmdb_shards, passes=2)
     whole = len(expected[0])
     count = steps if isinstance(steps, int) else whole + (steps == "all and more")
-    with wired(made_by(name, lmdb_shards), senders=2) as source:
+    with wired(partial(SOURCES[name], lmdb_shards), senders=2) as source:
         assert same(list(itertools.islice(source, count)), expected[0][:count])
         state = json.loads(json.dumps(source.state_dict()))
-    with wired(made_by(name, lmdb_shards)) as source:
+    with wired(partial(SOURCES[name], lmdb_shards)) as source:
         source.load_state_dict(state)
         if count < whole:
             assert same(list(source), expected[0][count:])
@@ -134,7 +130,7 @@ def test_going_back_within_a_pass_rejects_no_frame_of_the_senders(
     name: str, senders: int, ordered: bool, lmdb_shards: Path
 ) -> None:
     (_, expected) = locally(name, lmdb_shards, passes=2)
-    with wired(made_by(name, lmdb_shards), senders=senders, ordered=ordered) as source:
+    with wired(partial(SOURCES[name], lmdb_shards), senders=senders, ordered=ordered) as source:
         began = source.state_dict()
         first = iter(source)
         for _ in range(6):
@@ -231,7 +227,7 @@ def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: P
         began = iter(source)
         came = [next(began), next(began)]
         sleeper.send_signal(signal.SIGSTOP)
-        with serving(made_by(name, lmdb_shards), source.endpoint), source:
+        with serving(partial(SOURCES[name], lmdb_shards), source.endpoint), source:
             came += [next(began) for _ in range(16)]
             assert source.stats().leases_given_again > 0
             sleeper.send_signal(signal.SIGCONT)
@@ -249,7 +245,7 @@ def test_a_sender_goes_on_after_damage_on_the_way(back: bool, keys: KeyFolder) -
     with (
         RemoteSource(ANY_PORT, keys=keys.receiver, lease_seconds=1) as source,
         Tunnel(source.endpoint) as tunnel,
-        serving(made_by("slow_numbers", Path()), tunnel.endpoint, keys=keys.sender()) as (sent,),
+        serving(partial(SOURCES["slow_numbers"], Path()), tunnel.endpoint, keys=keys.sender()) as (sent,),
         source,
     ):
         for place, _ in enumerate(source):
@@ -265,7 +261,7 @@ def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_sh
     expected = locally(name, lmdb_shards, passes=2)
     with RemoteSource(ANY_PORT) as first:
         endpoint = first.endpoint
-        with serving(made_by(name, lmdb_shards), endpoint, senders=2, patience=TIMEOUT_S) as sent:
+        with serving(partial(SOURCES[name], lmdb_shards), endpoint, senders=2, patience=TIMEOUT_S) as sent:
             with suppress(ZeroDivisionError), first:
                 began = iter(first)
                 came = [next(began) for _ in range(5)]
@@ -350,7 +346,7 @@ def test_a_state_determines_which_senders_are_admitted(lmdb_shards: Path) -> Non
 def test_senders_without_an_allowed_key_are_not_admitted_and_all_others_are(
     keys: KeyFolder, lmdb_shards: Path
 ) -> None:
-    made = made_by("slow_numbers", lmdb_shards)
+    made = partial(SOURCES["slow_numbers"], lmdb_shards)
     with (
         RemoteSource(ANY_PORT, keys=keys.receiver) as source,
         serving(made, source.endpoint, keys=keys.sender("data1")) as (removed,),
@@ -459,12 +455,12 @@ def test_ctrl_c_at_any_moment_leaves_a_receiver_usable() -> None:
 def test_closing_ends_senders_with_an_unread_hello() -> None:
     with (
         RemoteSource(ANY_PORT) as source,
-        serving(made_by("numbers", Path()), source.endpoint) as (sent,),
+        serving(partial(SOURCES["numbers"], Path()), source.endpoint) as (sent,),
         ExitStack() as stack,
         source,
     ):
         assert len(list(source)) == 15
-        (late,) = stack.enter_context(serving(made_by("numbers", Path()), source.endpoint))
+        (late,) = stack.enter_context(serving(partial(SOURCES["numbers"], Path()), source.endpoint))
         assert source._reception.socket._socket.poll(TIMEOUT_S * 1000)  # the HELLO has arrived
         source.close()
         assert late.result(TIMEOUT_S).batches == 0
@@ -512,9 +508,9 @@ def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
     def fail(stats: object) -> None:
         raise OSError("the terminal is gone")
 
-    with wired(made_by("numbers", Path())) as source:
+    with wired(partial(SOURCES["numbers"], Path())) as source:
         batches = iter(source)
-        with serving(made_by("numbers", Path()), source.endpoint, report=fail, senders=3) as senders:
+        with serving(partial(SOURCES["numbers"], Path()), source.endpoint, report=fail, senders=3) as senders:
             for sent in senders:
                 with pytest.raises(OSError, match="terminal"):
                     sent.result(TIMEOUT_S)
@@ -528,7 +524,7 @@ def test_a_receiver_on_a_path_keeps_it_and_replaces_no_file(tmp_path: Path) -> N
         RemoteSource(f"ipc://{file}")
     assert file.read_text() == "mine"
     for _ in range(2):
-        with wired(made_by("numbers", Path()), endpoint=endpoint) as source:
+        with wired(partial(SOURCES["numbers"], Path()), endpoint=endpoint) as source:
             with pytest.raises(OperationError, match="listens there already"):
                 RemoteSource(endpoint)
             assert len(list(source)) == 15

@@ -130,7 +130,4 @@ def test_an_endpoint_that_is_taken_leaves_no_thread(source: RemoteSource, keys: 
     with pytest.raises(OperationError, match="in use"):
         RemoteSource(source.endpoint, keys=keys.receiver)
 
-    def threads() -> int:
-        return [thread.name for thread in threading.enumerate()].count("shardprep-zap")
-
-    until(lambda: threads() == 1)
+    until(lambda: [each.name for each in threading.enumerate()].count("shardprep-zap") == 1)
