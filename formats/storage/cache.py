@@ -202,12 +202,11 @@ class FileCache(Owned, Closable):
 
     def hold_cached(self, entries: Sequence[FileEntry]) -> FileHold | None:
         """Hold files that are in the cache; None, without holding any, if one is missing."""
-        held, hits = FileHold(), len(entries)
-        self._pin(held, entries)
-        if held.lacks(entries):
+        held = FileHold()
+        if self._missing(held, entries):
             held.release()
             return None
-        self._hits += hits
+        self._hits += len(entries)
         return held
 
     def keep(self, held: FileHold) -> None:
@@ -306,8 +305,7 @@ class FileCache(Owned, Closable):
         hits = len(wanted)
         with naming_full_disk(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
-            self._pin(held, wanted)
-            while missing := held.lacks(wanted):
+            while missing := self._missing(held, wanted):
                 found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
                     return found
@@ -384,20 +382,21 @@ class FileCache(Owned, Closable):
     def _arrived(self, size: int) -> None:
         self._received_bytes += size
 
-    def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> None:
-        """Hold the files that are in the cache."""
-        for entry in entries:
+    def _missing(self, held: FileHold, entries: Iterable[FileEntry]) -> list[FileEntry]:
+        """Hold the files that are in the cache, and return the others."""
+        for entry in held.lacks(entries):
             if (pin := self.folder.pinned(entry)) is not None:
                 held.add(entry, pin)
+        return held.lacks(entries)
 
     def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
         """Wait for the files that other processes download, and hold them."""
-        self._pin(held, coming)
         patience = Patience(self._patience_s, "a file that another process downloads into the cache")
-        while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
+        while times := {
+            file: at for file in self._missing(held, coming) if (at := self.folder.coming_ns(file))
+        }:
             self._refuse_closed()
             patience.wait(self.folder.part_of(next(iter(times))), times)
-            self._pin(held, held.lacks(coming))
 
 
 @dataclass(frozen=True)
