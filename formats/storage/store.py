@@ -351,13 +351,10 @@ class RemoteFolder(Owned):
     process that made it.
 
     Raises MissingExtra if obstore is not installed; UsageError in a process that was forked after obstore was
-    imported, which would hang, and for a ``writable`` web server; NothingThere for a missing folder on this
-    machine; RemoteFailed, RemoteDenied.
+    imported, which would hang; NothingThere for a missing folder on this machine; RemoteFailed, RemoteDenied.
     """
 
     def __init__(self, place: Location, policy: RetryPolicy, *, writable: bool = False) -> None:
-        if writable:
-            refuse_server(place)
         self.place = place
         self._policy, self._is_writable = policy, writable
         self._store = self._opened(policy.retries)
@@ -596,14 +593,6 @@ def part_bytes(size: int) -> int:
     (8, 21)
     """
     return max(PART_BYTES, -(-size // (MOST_PARTS * MEBIBYTE)) * MEBIBYTE)
-
-
-def refuse_server(place: Location) -> None:
-    """Raise UsageError for a place on a web server."""
-    if place.scheme in ("http", "https"):
-        raise UsageError(
-            "is a web server, which accepts no files; give s3://, gs://, az:// or file://", path=place.url
-        )
 
 
 def _redirects_of(place: Location, server: SplitResult) -> ClientConfig:

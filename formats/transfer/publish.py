@@ -32,8 +32,8 @@ from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, checked_int, shown
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
-from shardprep.formats.shards.dataset import splits_of
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
+from shardprep.formats.shards.dataset import refuse_in_dataset, splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry, published_file
 from shardprep.formats.sources.source import SourceOptions
@@ -49,7 +49,6 @@ from shardprep.formats.storage.store import (
     RetryPolicy,
     StoredFile,
     part_bytes,
-    refuse_server,
 )
 from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, TransferRun, dataset_in, fill
 
@@ -121,6 +120,7 @@ def publish(
     """
     at_once = checked_int(at_once, "at_once", least=1)
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
+    refuse_unwritable(place)
     source = user_path(folder)
     local = {
         split: (path, read_manifest(path)) for split, path in (splits_of(source) or {"": source}).items()
@@ -144,6 +144,17 @@ def publish(
                 loop.run(there.begin([file.name for file in manifest.files]))
         kept = "files are uploaded"
         return [upload(*local[split], there, transfers, {}, kept=kept) for split, there in places.items()]
+
+
+def refuse_unwritable(place: Location) -> None:
+    """Raise UsageError for a web server, and for a folder in a cache or in the folder of a dataset."""
+    if place.scheme in ("http", "https"):
+        raise UsageError(
+            "is a web server, which accepts no files; give s3://, gs://, az:// or file://", path=place.url
+        )
+    if (folder := place.folder) is not None:
+        refuse_cached(folder)
+        refuse_in_dataset(folder)
 
 
 async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
@@ -426,7 +437,7 @@ def convert_to_url(
         raise UsageError(
             "images that stay in their archive are not uploaded; index them into a folder", path=url
         )
-    refuse_server(place)
+    refuse_unwritable(place)
     runner = JobRunner(workers, progress=progress)
     policy = RetryPolicy(retries, timeout_s)
     with LoopThread(threads=AT_ONCE) as loop:

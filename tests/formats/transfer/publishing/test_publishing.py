@@ -12,6 +12,7 @@ import pytest
 
 from shardprep.formats import PublishedDataset, fetch, publish, repair
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
+from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RemoteMissing, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
@@ -89,6 +90,7 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
 ) -> None:
     published(local / "train", url)
     write(bucket / "page/manifest.json", b"<html>")
+    write(bucket / "cache" / CACHE_LOCK_NAME, b"")
     before = tree(bucket)
     other = bucket / "place/other"
     write(other / "mine.txt", b"mine")
@@ -99,6 +101,8 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         (UsageError, "other/ does not belong", local / "val", f"{url}/place"),  # a folder of splits, say
         (UsageError, "cannot go into it", local, url),
         (RemoteMissing, "web page", local / "val", f"{url}/page"),
+        (UsageError, "is in a cache", local / "val", (bucket / "cache/new").as_uri()),
+        (UsageError, "in the folder of a dataset", local / "val", (local / "train/new").as_uri()),
     ):
         with pytest.raises(error, match=said):
             published(folder, place)
@@ -108,9 +112,10 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         assert "hunter2" not in str(caught.value)
 
     assert tree(bucket) == before | {"place/other/mine.txt": tree(other)["mine.txt"]}
+    assert not (local / "train/new").exists()
     with pytest.raises(NotADirectoryError) as found:
-        publish(local, (other / "mine.txt/folder").as_uri())
-    assert Path(found.value.filename).is_relative_to(other / "mine.txt/folder")
+        publish(local, (Path(__file__) / "folder").as_uri())
+    assert Path(found.value.filename).is_relative_to(Path(__file__) / "folder")
 
 
 @pytest.mark.torture
