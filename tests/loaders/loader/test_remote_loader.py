@@ -303,9 +303,8 @@ def test_the_first_batch_of_all_is_waited_for_with_its_downloads_shown(
     terminal.end()
 
 
-def test_a_flow_that_cannot_be_made_leaves_nothing_open(
-    proxy: Proxy, bucket_url: str, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("proxy")
+def test_a_flow_that_cannot_be_made_leaves_nothing_open(bucket_url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="seed"):
         Flow.from_dataset(bucket_url, cache=tmp_path / "c", seed=-1)
 
