@@ -163,6 +163,8 @@ class _Export:
                 lengths += dataset.columns.lengths(field.name)
         with progress.task(f"plan {manifest.split}", records=len(index), size=0):
             chosen = FORMATS[to](source, index, lambda done: progress.at(done, 0))
+        if chosen.note:
+            progress.note(f"{output}: {chosen.note}; {MARKER} has the order of their labels")
         bounds = list(spans(lengths, shard_size))
         units = []
         for number, (first, last) in enumerate(bounds):

@@ -72,6 +72,10 @@ class Folders(ExportFormat):
             caseless_part(name) if number in twice else folder
             for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
         ]
+        if self._classes != sorted(self._classes):
+            self.note = (
+                "ImageFolder numbers these classes in another order, because quoted names sort differently"
+            )
         self._repeated: frozenset[int] = frozenset()
         self._repeated = repeated(digests(self._checked(index, done)))
         if self._repeated and repeated(digests(self._checked(index, done))):

@@ -102,6 +102,8 @@ class ExportFormat:
     writer: str = "1"
     overhead: int = 0
     """Bytes that the format adds to each record, as far as that is known before."""
+    note: str = ""
+    """What a user should know about this export; empty for nothing."""
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 

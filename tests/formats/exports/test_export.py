@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.formats import export, open_dataset, read_manifest
+from shardprep.formats import export, open_dataset, read_manifest, write_dataset
 from shardprep.formats.errors import CorruptRecord, DataError, NoSpace, PlanMismatch, UsageError
 from shardprep.formats.exports.export import FORMATS, MARKER
 from shardprep.formats.exports.folders import Folders
@@ -324,6 +324,16 @@ def test_folders_refuse_columns_of_bytes_by_name_and_a_class_without_one(
         Folders(source(("", "a")), index_of(["a"], [0]), [].append)
 
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("classes", "is_noted"), [(["a1", "a:b"], True), (["a", "b:"], False)])
+def test_quoted_classes_that_image_folder_numbers_differently_are_noted(
+    classes: list[str], is_noted: bool, tmp_path: Path
+) -> None:
+    items = [{"image": JPEG, "label": name} for name in classes]
+    write_dataset(items, tmp_path / "dataset", classes=classes, workers=0)
+    done = prep_here("export", tmp_path / "dataset", tmp_path / "out", "--to", "folders")
+    assert ("ImageFolder numbers these classes in another order" in done.stderr) == is_noted
 
 
 @pytest.mark.parametrize("to", sorted(set(FORMATS) - {"folders"}))
