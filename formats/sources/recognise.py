@@ -193,21 +193,18 @@ class HeldOutVal(Source):
 
     @cached_property
     def _is_val(self) -> npt.NDArray[np.bool_]:
-        return drawn(self._whole.entries, self.fraction, self.seed)
-
-
-def drawn(entries: Entries, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return for each entry whether it is drawn: every (1 / fraction)th, class after class."""
-    by_key = np.argsort(entries["key"], kind="stable")
-    mixed = by_key[permutation(len(entries), seed | _OTHER_STREAM)]
-    by_class = mixed[np.argsort(entries["label"][mixed], kind="stable")]
-    labels = entries["label"][by_class]
-    chosen = np.diff(np.floor(np.arange(len(entries) + 1) * fraction + 0.5)) > 0
-    chosen[:-1] &= labels[1:] == labels[:-1]
-    chosen[-1:] = False
-    found = np.zeros(len(entries), np.bool_)
-    found[by_class[chosen]] = True
-    return found
+        """Whether each entry is drawn: every (1 / fraction)th, class after class."""
+        entries = self._whole.entries
+        by_key = np.argsort(entries["key"], kind="stable")
+        mixed = by_key[permutation(len(entries), self.seed | _OTHER_STREAM)]
+        by_class = mixed[np.argsort(entries["label"][mixed], kind="stable")]
+        labels = entries["label"][by_class]
+        chosen = np.diff(np.floor(np.arange(len(entries) + 1) * self.fraction + 0.5)) > 0
+        chosen[:-1] &= labels[1:] == labels[:-1]
+        chosen[-1:] = False
+        found = np.zeros(len(entries), np.bool_)
+        found[by_class[chosen]] = True
+        return found
 
 
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
