@@ -176,7 +176,8 @@ class EngineRun:
         self.results.put(None)
 
     def clear(self) -> None:
-        """Release the results that were not taken."""
+        """Release the plans and the results that were not taken."""
+        self.plans.clear()
         with suppress(Empty):
             while True:
                 self.results.get_nowait()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -211,11 +212,15 @@ def test_a_start_does_not_wait_for_an_engine_that_it_collects(monkeypatch: pytes
 
 
 @pytest.mark.torture
-def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
+def test_a_break_does_not_wait_for_what_was_leased_before_and_keeps_no_plan() -> None:
     sleepy = dict.fromkeys(range(10, 100), engine_workers.doze)
     with Engine(Writing(sleepy), layout(10), workers=1, chunk=10) as engine:
         for _ in range(3):
-            next(engine.run(plans_of(100, 10)))
+            plans = plans_of(100, 10)
+            next(engine.run(plans))
+        left = [weakref.ref(plan) for plan in plans]
+        del plans
+        until(lambda: all(plan() is None for plan in left))
 
         assert engine.stats().stages["write"] < 20 * 0.2  # two leases of ten rows, after each of three breaks
 
