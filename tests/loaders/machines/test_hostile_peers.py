@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 
@@ -230,22 +229,12 @@ def hostile() -> Iterator[tuple[str, Callable[[], socket.socket]]]:
         yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", accept
 
 
-def note(kind: FrameKind, number: int = 0, **values: Any) -> bytes:
-    return frame(bytes(pack_note(kind, number, **values)[0]))
-
-
 def lease(number: int, start: int, stop: int) -> bytes:
     return frame(bytes(pack_lease(7, StepLease(number, 0, start, stop))[0]))
 
 
-STOP = note(FrameKind.STOP, text="enough")
+STOP = frame(bytes(pack_note(FrameKind.STOP, text="enough")[0]))
 STEPS = 1000
-
-
-def steps() -> Flow:
-    return Flow.from_iterable(range(STEPS))
-
-
 ABSURD = {"an id": lease(2**64 - 1, 0, 1), "a step": lease(1, 2**62, 2**62 + 1)}
 ABSURD |= {"beyond the end": lease(1, STEPS - 1, STEPS + 1), "many buffers": frame(b"", MORE) * 10_000}
 
@@ -253,7 +242,7 @@ ABSURD |= {"beyond the end": lease(1, STEPS - 1, STEPS + 1), "many buffers": fra
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD.keys())
 def test_an_absurd_lease_does_no_harm_to_a_sender(absurd: bytes) -> None:
     with hostile() as (endpoint, accept), ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(serve, steps(), endpoint)
+        sent = pool.submit(serve, Flow.from_iterable(range(STEPS)), endpoint)
         with accept() as connection:
             connection.sendall(absurd + frame(b"") + lease(2, 7, 8))
             assert read_head(read_frame(connection)).number == 7
@@ -267,7 +256,7 @@ def test_a_receiver_that_closes_right_after_the_handshake_is_waited_for() -> Non
         with socket.create_server(("127.0.0.1", 0)) as listener:
             endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
             slow = {"patience": 0.5, "report": lambda stats: time.sleep(0.3)}  # sees both events at once
-            sent = pool.submit(serve, steps(), endpoint, **slow)
+            sent = pool.submit(serve, Flow.from_iterable(range(STEPS)), endpoint, **slow)
             with listener.accept()[0] as connection:
                 shake_hands(connection, b"ROUTER")
         with pytest.raises(OperationError, match="no receiver was there"):
