@@ -206,24 +206,24 @@ _KAGGLE_LINE = re.compile(r"([^,]+),(\S+)[^,]*")  # the rest of the prediction i
 class GroundTruth:
     """The labels of val by file and image (stem), in sorted_wnid0."""
 
-    said: Mapping[str, Mapping[str, int]]
+    labels_by_file: Mapping[str, Mapping[str, int]]
     space: LabelSpace
 
     @property
     def images(self) -> list[str]:
         """The validation images (stems, sorted) with a label in any file."""
-        return sorted({image for labels in self.said.values() for image in labels})
+        return sorted({image for labels in self.labels_by_file.values() for image in labels})
 
     def label_of(self, image: str, folder: str | None = None) -> int:
         """Return the label on which all files and the image's ``folder`` agree. Raises LabelConflict."""
-        said = {name: labels.get(image) for name, labels in self.said.items()}
+        by_file = {name: labels.get(image) for name, labels in self.labels_by_file.items()}
         if folder is not None:
-            said["its folder"] = self.space.label_of[folder]
-        label, *others = {*said.values()}
+            by_file["its folder"] = self.space.label_of[folder]
+        label, *others = {*by_file.values()}
         if label is None or others:
             every = ", ".join(
                 f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
-                for name, one in said.items()
+                for name, one in by_file.items()
             )
             raise LabelConflict(f"{every}; remove the wrong one", key=image)
         return label
@@ -300,17 +300,17 @@ class AnnotationFiles:
 
     def ground_truth(self, space: LabelSpace) -> GroundTruth:
         """Return the labels of val in all files; ``space`` is the devkit's if there is one."""
-        said: dict[str, Mapping[str, int]] = {}
+        by_file: dict[str, Mapping[str, int]] = {}
         if self.devkit:  # line i is for image number i
             numbers = enumerate(self.devkit.ground_truth, start=1)
-            said["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
+            by_file["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
         for name in ("LOC_val_solution.csv", "val.txt"):
             path = self.path(name)
             if path and (name != "val.txt" or _is_caffe(path)):
-                said[name] = read_labels(path, space)
-        for name, labels in said.items():
+                by_file[name] = read_labels(path, space)
+        for name, labels in by_file.items():
             check_first_label(space, len(labels), labels.get(FIRST_VAL), name)
-        return GroundTruth(said, space)
+        return GroundTruth(by_file, space)
 
     @property
     def train_images(self) -> Mapping[str, int]:

@@ -124,7 +124,7 @@ class Ilsvrc(Source):
         images = self.of_split[split]
         if not isinstance(images, PackedImages):
             return None
-        truth = self.truth_of_flat().said if split == "val" else {}
+        truth = self.truth_of_flat().labels_by_file if split == "val" else {}
         path = images.path
         return {
             "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
@@ -173,7 +173,7 @@ class Ilsvrc(Source):
 
     def truth_of_flat(self) -> GroundTruth:
         """Return the labels of a val without class folders. Raises SourceIncomplete if no file has them."""
-        if not self.truth.said:
+        if not self.truth.labels_by_file:
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
                 f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
