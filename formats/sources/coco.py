@@ -47,6 +47,7 @@ MAX_ID = 1 << 62
 MAX_SIDE = 1 << 20  # pixels
 MAX_OBJECT_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
+_BOM = "\ufeff".encode()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder(parse_constant=no_constant)
 
@@ -330,7 +331,7 @@ class JsonText:
 
     def __init__(self, file: ArchiveFile) -> None:
         self._file = file
-        self._start = self._at = 0
+        self._start, self._at = len(_BOM) if file.read_at(len(_BOM), 0) == _BOM else 0, 0
         self._text = ""  # one character per byte from ``_start``, so that places are those in the file
 
     @property

@@ -111,12 +111,12 @@ def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
 
 
 def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
-    """As Roboflow exports them, with a category for all others."""
+    """As Roboflow exports them, with a category for all others, and a byte order mark."""
     for split in ("train", "valid", "test"):
         write_pictures(tmp_path / "s" / split, NAMES)
         instances = coco_instances(NAMES)
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
-        write(tmp_path / "s" / split / "_annotations.coco.json", json.dumps(instances).encode())
+        write(tmp_path / "s" / split / "_annotations.coco.json", f"\ufeff{json.dumps(instances)}".encode())
     done = convert(tmp_path / "s", tmp_path / "out", workers=0)
     (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
     (named,) = convert(
