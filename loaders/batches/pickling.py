@@ -102,7 +102,7 @@ def dumps(value: object) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-class Dumped(NamedTuple):
+class Pickle(NamedTuple):
     """A pickle, the memory of its arrays beside it, and how it refers to functions and classes.
 
     They are ``by_name``, or part of the pickle; ``of_main`` is whether unpickling may import the main module.
@@ -114,7 +114,7 @@ class Dumped(NamedTuple):
     of_main: bool
 
 
-def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = False) -> Dumped:
+def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = False) -> Pickle:
     """Pickle a value for another process; ``apart`` keeps the memory of arrays out of the pickle.
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value, because other
@@ -122,12 +122,12 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
     Raises like :func:`dumps`.
     """
 
-    def dumped(dumps: Callable[..., bytes]) -> Dumped:
+    def dumped(dumps: Callable[..., bytes]) -> Pickle:
         beside: Buffers = []
         keep = beside.append if apart else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Dumped(bytes(data), beside, by_name, by_name and names_main(data))
+        return Pickle(bytes(data), beside, by_name, by_name and names_main(data))
 
     try:
         by_name = dumped(pickle.dumps)

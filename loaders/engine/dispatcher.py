@@ -39,7 +39,7 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Items, RowTask, StatusTable, WrittenRows, unpack
+from shardprep.loaders.engine.messages import IDLE, Items, ResultRows, RowTask, StatusTable, unpack
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.engine.worker import main as work_on, shared_work
 
@@ -131,7 +131,7 @@ class BatchRequest:
 
     items: Items
     inputs: tuple[tuple[int, PickledValue], ...] = ()
-    written: WrittenRows | None = None
+    written: ResultRows | None = None
     filled: Callable[[], object] | None = None
 
     def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
@@ -143,7 +143,7 @@ class BatchRequest:
         if form is None or not len(self.items):
             return self
         piece, items = PickledValue.of(form), self.items
-        written = WrittenRows(form, len(items), at, piece.size)
+        written = ResultRows(form, len(items), at, piece.size)
         if written.end > room:
             return self
         items["row"], items["rows"] = range(len(items)), len(items)

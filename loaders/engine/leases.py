@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.loaders.engine.messages import Items, LeaseOutcomes, WrittenRows
+from shardprep.loaders.engine.messages import Items, LeaseOutcomes, ResultRows
 
 LEASES_PER_WORKER = 2  # one to fill and one to continue with; more would wait behind a slow row
 MAX_ROW_FAILURES = 3  # workers that may die at a row before it fails
@@ -56,7 +56,7 @@ class LeasedBatch:
     slot: int
     items: Items
     missing: int
-    written: WrittenRows | None = None
+    written: ResultRows | None = None
     filled: Callable[[], object] | None = None
     outcomes: list[LeaseOutcomes] = field(default_factory=list)
     left_out: dict[int, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Leases:
         return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
     def open(
-        self, items: Items, written: WrittenRows | None = None, filled: Callable[[], object] | None = None
+        self, items: Items, written: ResultRows | None = None, filled: Callable[[], object] | None = None
     ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
         batch = LeasedBatch(self._opened, self._free_slots()[0], items, len(items), written, filled)

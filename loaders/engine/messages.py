@@ -234,7 +234,7 @@ def reported(kind: type[Reported], what: str, report: str) -> Reported:
 ROW_COLUMNS = [("row", "<u4"), ("rows", "<u4"), ("form_at", "<u8"), ("form_size", "<u8")]
 
 
-class WrittenRows(NamedTuple):
+class ResultRows(NamedTuple):
     """Rows of results in an input area, after the pickle of their ``form`` (``size`` bytes ``at``)."""
 
     form: RowForm
@@ -268,7 +268,7 @@ class RowWriter:
         if inputs is not None and len(items) and items[0]["form_size"]:
             at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
             form = self._form = unpickled(inputs[at : at + size], copied=True)
-            self._arrays = list(WrittenRows(form, rows, at, size).arrays(inputs).values())
+            self._arrays = list(ResultRows(form, rows, at, size).arrays(inputs).values())
 
     def write(self, result: Any, row: int) -> bool:
         """Write a result to this row of the batch. Return False if it does not have the rows' form."""

@@ -54,8 +54,8 @@ class PassEnd:
 
 PASSED_OVER = None  # an item before the requested step: the sender handles messages, then draws the next one
 
-Made = LoadedStep | PassEnd | None
-Make = Callable[[int, Iterable[int]], Iterator[Made]]
+Outcome = LoadedStep | PassEnd | None
+Make = Callable[[int, Iterable[int]], Iterator[Outcome]]
 """Yields the batches of the given steps of a pass, in order; closing the iterator ends the work.
 
 It may draw steps ahead. It yields PASSED_OVER for each item that is made only to reach a later one, and
@@ -92,7 +92,7 @@ class OpenParts:
         self._parts: dict[int, Iterator[Any]] = {}
         self._drawn: Counter[int] = Counter()  # items of each open part
 
-    def items(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+    def items(self, pass_number: int, steps: Iterable[int]) -> Iterator[Outcome]:
         """Yield the items of these steps, as a :data:`Make` does."""
         if pass_number != self._pass_number:
             self.close()
@@ -210,7 +210,7 @@ class Link(Closable):
         self._check()
         return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
 
-    def _send_next(self, batches: Iterator[Made]) -> bool:
+    def _send_next(self, batches: Iterator[Outcome]) -> bool:
         """Make an item, and send it if it was requested; return whether there was one. Reports errors."""
         try:
             for made in islice(batches, 1):

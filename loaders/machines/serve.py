@@ -23,8 +23,8 @@ from shardprep.loaders.machines.ledger import AHEAD
 from shardprep.loaders.machines.link import (
     WAITING,
     Link,
-    Made,
     OpenParts,
+    Outcome,
     ReceiverGone,
     ServedSource,
     made_of,
@@ -89,7 +89,7 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
     return ServedSource(terms, most, partial(_picked, source) if picks else parts.items, parts.close)
 
 
-def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Outcome]:
     own, places = shared(steps, 2)
     with closing(flow.pick(pass_number, own)) as items:  # type: ignore[type-var]
         yield from map(made_of, items, places)
