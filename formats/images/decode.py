@@ -78,12 +78,6 @@ def check_decodes(image: bytes) -> None:
     decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
 
 
-def has_second_frame(image: bytes) -> bool:
-    """Whether a GIF that decodes has more than one frame."""
-    frames = cv2.imdecodemulti(np.frombuffer(image, np.uint8), cv2.IMREAD_GRAYSCALE, range=(0, 2))[1]
-    return len(frames) > 1
-
-
 def crashes_decoder(signal: str) -> str:
     return f"crashes the decoder ({signal})"
 

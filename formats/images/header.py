@@ -197,14 +197,17 @@ def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
 
 
 def read_gif(image: bytes) -> ImageInfo:
-    from shardprep.formats.images.decode import has_second_frame  # start-up time: OpenCV
+    import numpy as np  # start-up time, and OpenCV
+
+    from shardprep.formats.images.decode import cv2
 
     flags = ImageFlag.GIF | (NONE if image.endswith(b";") else ImageFlag.TRAILING_BYTES)
     width, height = struct.unpack_from("<HH", image, 6)
     if width * height > MAX_PIXELS:  # which OpenCV's limit covers only if this package imported it
         return ImageInfo(width, height, 3, flags)
     info = _decoded(image, flags, components=3)
-    return replace(info, flags=flags | ImageFlag.SEVERAL) if has_second_frame(image) else info
+    frames = cv2.imdecodemulti(np.frombuffer(image, np.uint8), cv2.IMREAD_GRAYSCALE, range=(0, 2))[1]
+    return replace(info, flags=flags | ImageFlag.SEVERAL) if len(frames) > 1 else info
 
 
 _CORE = 12  # bytes of the oldest header
@@ -214,7 +217,7 @@ _USUAL_MASKS = {16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)), 32: ((
 
 def read_bmp(image: bytes) -> ImageInfo:
     size, start, header = struct.unpack_from("<I4xII", image, 2)
-    depth, packing, packed = image[24] if len(image) > 24 else 0, 0, 0
+    depth, packing, packed = image[24], 0, 0
     if header != _CORE:
         depth, packing, packed = struct.unpack_from("<HII", image, 28)
     if packing == _MASKS and struct.unpack_from("<3I", image, 54) not in _USUAL_MASKS.get(depth, ()):
@@ -372,6 +375,7 @@ SOI, EOI, SOS, APP1, APP14 = 0xD8, 0xD9, 0xDA, 0xE1, 0xEE
 STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among them
 PROGRESSIVE_FRAMES = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_SCAN = re.compile(rb"\xff\xda\0[\x06\x08\x0a\x0c\x0e][\0-\4]")  # with a length that libjpeg accepts
 
 
 def read_jpeg(image: bytes) -> ImageInfo:
@@ -386,7 +390,9 @@ def read_jpeg(image: bytes) -> ImageInfo:
             flags |= ImageFlag.ADOBE
         elif marker == APP1 and image[start : start + 6] == b"Exif\0\0":
             found = exif_orientation(image[start + 6 : stop])
-            orientation, flags = (found, flags) if found else (1, flags | ImageFlag.CORRUPT_EXIF)
+            orientation = found or 1  # the last block's, as in all indexes of format 1
+            if found is None:
+                flags |= ImageFlag.CORRUPT_EXIF
         elif marker == SOS:
             if frame is None or start == stop:
                 raise BadImage("a JPEG scan without a frame, or without components")
@@ -394,7 +400,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
             if (end := image.rfind(b"\xff\xd9", stop)) < 0:
                 raise BadImage("truncated: the JPEG has no end")
             has_several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
-            if has_several and image.count(b"\xff\xda", stop) >= MAX_SCANS:
+            if has_several and len(_SCAN.findall(image, stop)) >= MAX_SCANS:
                 raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
             flags |= _trailing(end + 2, image)
     if frame is None:
@@ -416,17 +422,21 @@ def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
-    """Return the EXIF orientation of a JPEG, 1 without one; None if corrupt, or not a JPEG."""
-    orientation: int | None = 1
+    """Return the EXIF orientation of a JPEG, 1 without one; None if corrupt, or not a JPEG.
+
+    Of several EXIF blocks, OpenCV applies the first one with an orientation.
+    """
     if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
         return None
     try:
-        for marker, start, stop in marker_segments(image):
-            if marker == APP1 and image[start : start + 6] == b"Exif\0\0":
-                orientation = exif_orientation(bytes(image[start + 6 : stop]))
+        found = [
+            exif_orientation(bytes(image[start + 6 : stop]))
+            for marker, start, stop in marker_segments(image)
+            if marker == APP1 and image[start : start + 6] == b"Exif\0\0"
+        ]
     except BadImage:
         return None
-    return orientation
+    return next(filter(None, found), None if None in found else 1)
 
 
 def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
@@ -466,7 +476,7 @@ def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 def exif_orientation(tiff: bytes) -> int | None:
-    """Return the orientation (1 to 8) in an EXIF block; 1 without one, None if the block is corrupt."""
+    """Return the orientation (1 to 8) in an EXIF block; 0 without one, None if the block is corrupt."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     try:
         if order is None:
@@ -479,7 +489,7 @@ def exif_orientation(tiff: bytes) -> int | None:
                 return value if kind == 3 and 1 <= value <= 8 else None
     except struct.error:
         return None
-    return 1
+    return 0
 
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -559,13 +569,13 @@ def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None
 
 
 def png_orientation(image: bytes) -> int | None:
-    """Return the EXIF orientation of a PNG, 1 without one; None if corrupt, or not a PNG."""
+    """Return the EXIF orientation of a PNG, 0 without one; None if corrupt, or not a PNG."""
     if not image.startswith(PNG_SIGNATURE):
         return None
     for kind, start, stop in _chunks(image):
         if kind == b"eXIf":
             return exif_orientation(image[start + _HEAD.size : stop - 4])
-    return 1
+    return 0
 
 
 def _chunks(image: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -629,7 +639,7 @@ def read_image_header(image: bytes) -> ImageInfo:
             raise BadImage(next(refused, f"not an image ({begins})"))
     except PASSING:
         raise
-    except struct.error as error:
+    except (struct.error, IndexError) as error:
         raise BadImage("truncated: the file ends within its header") from error
     except Exception as error:  # hostile bytes may cause any exception; it stays visible as the cause
         raise BadImage(reason_of(error)) from error

@@ -66,9 +66,8 @@ def ready(image: bytes) -> bytes:
 def picture(width: int, height: int, channels: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (6, 6, channels)).astype(np.uint8)
-    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).reshape(
-        height, width, channels
-    )
+    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+    smooth = smooth.reshape(height, width, channels)
     grain = rng.integers(-30, 31, smooth.shape)
     return np.clip(smooth + grain, 0, 255).astype(np.uint8)
 
@@ -135,12 +134,19 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
         np.testing.assert_array_equal(found, whole[crop.y :, crop.x :][: crop.height, : crop.width])
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_a_crop_is_of_the_oriented_image(orientation: int) -> None:
-    image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, orientation)))
+@pytest.mark.parametrize(
+    "orientations", [[1], [6], [6, 1], [1, 6], [0, 6], [6, 0], [None, 6], [6, None]], ids=str
+)
+def test_a_crop_is_of_the_image_as_its_first_exif_block_with_an_orientation_turns_it(
+    orientations: list[int | None],
+) -> None:
+    image = PHOTOGRAPH
+    for each in reversed(orientations):
+        image = with_exif(image, tiff("<", (0x010F if each is None else 0x0112, 3, each or 0)))
     record = ColumnRecord.of(("key", 0, ready(image)), NO_COLUMNS, True)
 
-    whole = decode_rgb(image, orientation="apply")
+    whole = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR_RGB)
+    np.testing.assert_array_equal(decode_rgb(image, orientation="apply"), whole)
     found = decode_rgb(record, crop=(30, 20, 50, 60), orientation="apply")
 
     np.testing.assert_array_equal(found, whole[20:80, 30:80])
@@ -188,9 +194,8 @@ def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
     grid = grid_of(made)
     assert grid is not None
     lengths = made.index(SIGNATURE) + TABLE.size
-    swapped = (
-        made[:lengths] + made[lengths + 2 : lengths + 4] + made[lengths : lengths + 2] + made[lengths + 4 :]
-    )
+    first, second = made[lengths : lengths + 2], made[lengths + 2 : lengths + 4]
+    swapped = made[:lengths] + second + first + made[lengths + 4 :]
 
     assert grid_is_sound(made, grid.sha256)
     assert not grid_is_sound(made, bytes(32))
@@ -205,9 +210,8 @@ def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) ->
     start = made.index(SIGNATURE)
     for _ in range(data.draw(st.integers(1, 4))):
         made[data.draw(st.integers(start - 4, start + TABLE.size + 40))] = data.draw(st.integers(0, 255))
-    image = bytes(
-        made[: data.draw(st.sampled_from([len(made), len(made) // 2, start + 20, start + TABLE.size]))]
-    )
+    size = data.draw(st.sampled_from([len(made), len(made) // 2, start + 20, start + TABLE.size]))
+    image = bytes(made[:size])
 
     grid = grid_of(image)
 
@@ -242,10 +246,11 @@ def test_a_shrunk_image_is_crop_ready_has_its_metadata_and_names_its_original() 
 
     made = shrunk(image)
 
-    grid = grid_of(made)
-    assert grid is not None
-    assert grid.sha256 == hashlib.sha256(image).digest()
-    assert grid_is_sound(made, grid.sha256)
+    for original in (image, ready(image)):
+        grid = grid_of(shrunk(original))
+        assert grid is not None
+        assert grid.sha256 == hashlib.sha256(original).digest()
+        assert grid_is_sound(shrunk(original), grid.sha256)
     assert read_image_header(made).orientation == 6
     assert made.count(b"ICC_PROFILE\0\1\1profile") == 1
     assert made == shrunk(image)
