@@ -362,8 +362,6 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 
 
 READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page faults
-
-
 MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 lines
 
 
@@ -480,13 +478,13 @@ def filesystem_type(path: Path) -> str:
     """Return the kernel's name for the type of a path's file system."""
     lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     target = existing_folder(path).resolve()
-    best = (-1, "")
+    depth, found = 0, ""
     for line in lines:
         mount, _, kind = line.partition(" - ")
         point = Path(mount.split(" ")[4].replace("\\040", " "))
-        if target.is_relative_to(point):
-            best = max(best, (len(point.parts), kind.split(" ")[0]))
-    return best[1]
+        if target.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
+            depth, found = len(point.parts), kind.split(" ")[0]
+    return found
 
 
 PASSING = (ShardprepError, OSError, MemoryError)

@@ -169,7 +169,8 @@ def test_lmdb_on_a_network_file_system_is_refused(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/vda rw\n2 1 0:1 / {tmp_path} rw shared:1 - {kind} x rw\n")
+    hidden = f"1 0 8:1 / / rw - ext4 /dev/vda rw\n1 0 8:1 / {tmp_path} rw - xfs /dev/vdb rw\n"
+    mounts.write_text(f"{hidden}2 1 0:1 / {tmp_path} rw shared:1 - {kind} x rw\n")
     monkeypatch.setattr(filesystem, "MOUNTS", mounts)
 
     with pytest.raises(UsageError, match="network"):
