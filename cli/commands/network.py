@@ -30,10 +30,10 @@ def _shard_numbers(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if not 0 < len(numbers) <= MOST_SHARDS:
+            low, high = int(first), int(last if dash else first)
+            if not 0 <= high - low < MOST_SHARDS:
                 raise ValueError
-            found.update(numbers)
+            found.update(range(low, high + 1))
     except ValueError:
         raise ValueError(f"{text!r} is not numbers such as 0-9 or 3,5,7") from None
     return sorted(found)

@@ -32,7 +32,7 @@ OF_A_RUN = ("batch_size", "shuffle", "seed", "world_size", "drop_last", "labels"
 
 def _transform_name(text: str) -> str:
     module, colon, name = text.partition(":")
-    if text not in options.NAMED and not (colon and module and name.isidentifier()):
+    if text not in options.NAMED and not (colon and all(map(str.isidentifier, [*module.split("."), name]))):
         raise ValueError(f"{text!r} is neither one of {', '.join(options.NAMED)} nor a package.module:name")
     return text
 

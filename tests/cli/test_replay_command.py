@@ -135,6 +135,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records was"),
         (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
         (["--step", 0, "--transform", "neither"], "package.module:name"),
+        (["--step", 0, "--transform", ".mine:seven"], "package.module:name"),
         (["--step", 0, "--transform", "mine:eight"], "has no attribute 'eight'"),
         (["--step", 0, "--gaps", "keep"], "--gaps is only for --without"),
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),

@@ -217,12 +217,13 @@ def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or
     second = prep_here(*words, "--progress", "plain")
     wrong = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", "0-999")
     half = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", "3-")
+    huge = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", f"0-{1 << 64}")
 
     (split,) = json.loads(first.stdout)["splits"]
     assert (first.returncode, split["complete"], split["split"], split["url"]) == (0, False, "train", TRAIN)
     assert "all intact" in second.stdout
     assert "files are fetched already" in second.stderr
-    assert (wrong.returncode, half.returncode) == (2, 2)
+    assert (wrong.returncode, half.returncode, huge.returncode) == (2, 2, 2)
     assert json.loads(prep_here(*words, "--json", "--quiet").stdout)["splits"][0]["fetched_bytes"] == 0
 
     flip(tmp_path / "copy" / SHARD, 5000)
