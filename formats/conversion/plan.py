@@ -77,19 +77,21 @@ class PlanOptions:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if checked_int(self.shard_size, "the shard size", least=1) > 4 << 30:
+        numbers = {"shard_size": checked_int(self.shard_size, "the shard size", least=1)}
+        if numbers["shard_size"] > 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if self.container == IN_PLACE and self.transcodes:
             raise UsageError("images that stay in their archive cannot be re-encoded")
-        checked_int(self.quality, "the quality", least=1, most=100)
-        if self.shorter_side is None and self.quality != DEFAULT_QUALITY:
+        numbers["quality"] = checked_int(self.quality, "the quality", least=1, most=100)
+        if self.shorter_side is not None:
+            side = checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
+            numbers["shorter_side"] = side
+        elif self.quality != DEFAULT_QUALITY:
             raise UsageError(
                 "the quality only applies to images that --shorter-side shrinks; give both or neither"
             )
-        if self.shorter_side is not None:
-            checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
         check_flags(decode_check=self.decode_check, crop_ready=self.crop_ready)
-        seed_of(self.seed)
+        vars(self).update(numbers, seed=seed_of(self.seed))  # as Python's integers, for JSON
 
     @property
     def transcodes(self) -> bool:

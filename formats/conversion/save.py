@@ -62,6 +62,7 @@ from shardprep.formats.records.schema import (
 )
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
+from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.processes import packed, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
@@ -107,9 +108,9 @@ def write_dataset(
     be the same each time they are picked. After a kill at any point, the same call keeps the finished shards.
     The bytes do not depend on interruptions or the number of workers. Any other iterable is written in one
     pass in this process, with one shard in memory, and restarts after a kill. The manifest is published last,
-    so there is a complete dataset or none. A finished ``output`` with the same number of items, schema,
-    options and first 100 items is only verified. Of items larger than 5 MiB, fewer count as the first: those
-    that have 512 MiB together.
+    so there is a complete dataset or none. A finished ``output`` with the same schema, options, first 100
+    items and, for items with numbers, number of items is only verified. Of items larger than 5 MiB, fewer
+    count as the first: those that have 512 MiB together.
 
     Args:
         samples: An iterable of items.
@@ -147,6 +148,7 @@ def write_dataset(
     progress = progress or BarProgress("items", visible=sys.stderr.isatty() or in_notebook())
     refuse_other_shape(folder, split)
     refuse_busy(folder)
+    total = operator.length_hint(samples, 0)  # now, because the first items are drawn next
     items = opened_items(samples, schema, classes)
     numbered = items.numbered
     if order == "shuffled" and numbered is None:
@@ -163,9 +165,7 @@ def write_dataset(
     if numbered is not None and not prepared.is_finished:
         check_room({folder: prepared.bytes_to_write(prepared.shards)})
 
-    write = partial(
-        _saved, items=items, total=operator.length_hint(samples, 0), workers=workers, progress=progress
-    )
+    write = partial(_saved, items=items, total=total, workers=workers, progress=progress)
     return convert_prepared([prepared], write, restart=restart)[0]
 
 
@@ -554,8 +554,8 @@ def _labelled(
     form: ItemForm, row: Mapping[str, Any], classes: Sequence[str] | None
 ) -> tuple[ItemForm, tuple[str, ...]]:
     """Return the form with the kind of its labels, and the names of the classes."""
-    names = tuple(classes or ())
-    if isinstance(classes, str) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+    names = () if classes is None else tuple(classes)
+    if isinstance(classes, str) or not all(map(is_text, names)) or len(set(names)) < len(names):
         raise UsageError("classes must be a list of unique names")
     is_named = "label" in form.own and isinstance(row["label"], str)
     if names and "label" not in form.own:

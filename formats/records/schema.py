@@ -12,6 +12,7 @@ import re
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
@@ -186,9 +187,11 @@ def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int
 
 def is_whole(value: object) -> TypeGuard[SupportsIndex]:
     """Whether the value is a Python or NumPy integer, and not a bool."""
-    if type(value) is int:  # a shortcut: SupportsIndex takes 10 us
-        return True
-    return not isinstance(value, bool | np.bool_) and isinstance(value, SupportsIndex)
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 def _sized(data: bytes, size: int) -> bytes:
@@ -344,8 +347,9 @@ class ArrayCodec(Codec):
             free = iter(np.frombuffer(data, SIZE, dimensions).tolist())
             shape = tuple(next(free) if size is None else size for size in self.shape)
             if len(data) - start == math.prod(shape) * self.elements.itemsize:
-                array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
-                return array if shape else array[()]
+                with suppress(ValueError):  # NumPy limits the size even if another dimension is 0
+                    array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
+                    return array if shape else array[()]
         raise BadValue(f"has {len(data)} bytes, which are not {self.kind}")
 
 
@@ -383,9 +387,10 @@ class Field:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UsageError(f"a column's name has 1 to 40 letters, digits, _, . and -, not {self.name!r}")
-        object.__setattr__(self, "classes", tuple(self.classes))
+        names = () if isinstance(self.classes, str) else tuple(self.classes)
+        object.__setattr__(self, "classes", names)
         if self.kind in OF_CLASSES:
-            if not self.classes or len(set(self.classes)) != len(self.classes):
+            if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
                 raise UsageError(f"the column {self.name} of kind {self.kind} needs classes, each named once")
         elif self.classes:
             raise UsageError(f"the column {self.name} of kind {self.kind} takes no classes")

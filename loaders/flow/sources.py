@@ -369,7 +369,7 @@ class SavedItems(FromDataset):
     def fetch(self) -> Fetch:
         """The reader of the items. Raises ManifestDamaged if their form and the columns differ."""
         form, dataset = ItemForm.of_manifest(self.dataset.manifest.source), self.dataset
-        if form is None or form.columns != dataset.manifest.schema.names:
+        if form is None or form.columns != dataset.schema.names[: len(form.columns)]:  # then joined columns
             raise ManifestDamaged("describes its items by columns that it does not have", path=dataset.path)
         (part,) = dataset.parts
         parts = (part.files(dataset.label_space, form.columns, ()),)

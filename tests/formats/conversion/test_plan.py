@@ -105,6 +105,7 @@ def test_the_digest_differs_for_every_difference() -> None:
     digests = {made.digest for made in DIFFERENCES.values()} | {plan_of(ENTRIES).digest}
 
     assert len(digests) == len(DIFFERENCES) + 1
+    assert plan_of(ENTRIES, seed=np.int64(1)).digest == DIFFERENCES["seed"].digest
 
 
 def test_an_empty_listing_is_a_usage_error() -> None:

@@ -6,17 +6,18 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
+from shardprep.formats import Record, join, open_dataset, read_manifest, verify, write_dataset
 from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.schema import DTYPES
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.loaders import Flow
 from support.datasets import tree
 from support.image_files import JPEG
@@ -91,7 +92,8 @@ def test_records_come_back_with_key_label_image_and_columns(tmp_path: Path) -> N
         {"key": f"n{n}", "image": JPEG, "label": ["dog", "cat"][n % 2], "age": n, "box": np.zeros((n, 4))}
         for n in range(6)
     ]
-    write_dataset(samples, tmp_path / "one", classes=["dog", "cat"], workers=0)
+    names: Any = np.array(["dog", "cat"])
+    write_dataset(samples, tmp_path / "one", classes=names, workers=0)
 
     with open_dataset(tmp_path / "one") as dataset:
         write_dataset(dataset, tmp_path / "two", workers=0)
@@ -110,8 +112,10 @@ def test_records_come_back_with_key_label_image_and_columns(tmp_path: Path) -> N
 
 
 def test_labels_without_names_stay_the_same_numbers(tmp_path: Path) -> None:
-    manifest = write_dataset([{"label": n, "v": 0} for n in (11, 2, -1)], tmp_path / "out", workers=0)
+    samples, progress = iter([{"label": n, "v": 0} for n in (11, 2, -1)]), Mock(wraps=NoProgress())
+    manifest = write_dataset(samples, tmp_path / "out", progress=progress)
 
+    progress.task.assert_called_once_with("save", records=3, size=0)
     assert [record.label for record in open_dataset(tmp_path / "out")] == [11, 2, -1]
     assert manifest.labels.classes[11].name == "00011"
 
@@ -210,6 +214,7 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"shard_size": "64MB"}, "the shard size must be"),
         ([1], {"seed": "1"}, "a seed must be"),
         ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
+        ([{"label": "\ud800", "v": 1}], {"classes": ["\ud800"]}, "must be a list of unique names"),
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "a dict of names and kinds, .* not 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),
@@ -221,6 +226,15 @@ def test_what_has_no_items_or_columns_and_options_that_cannot_be_meant_are_refus
 ) -> None:
     with pytest.raises(UsageError, match=message):
         write_dataset(samples, tmp_path / "out", **options)
+
+
+def test_items_have_the_same_form_after_a_column_is_joined(tmp_path: Path) -> None:
+    write_dataset([{"a": 1}, {"a": 2}], tmp_path / "out", workers=0)
+    np.save(tmp_path / "b.npy", [3, 4])
+    join(tmp_path / "out", {"b": tmp_path / "b.npy"}, workers=0)
+
+    assert list(Flow.from_dataset(tmp_path / "out")) == [{"a": 1}, {"a": 2}]
+    assert [record["b"] for record in open_dataset(tmp_path / "out")] == [3, 4]
 
 
 def test_a_column_of_pandas_has_its_values_in_order_and_not_by_label(tmp_path: Path) -> None:

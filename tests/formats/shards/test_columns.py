@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from shardprep.formats import PlanOptions, UsageError, open_dataset, read_manifest
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
@@ -46,7 +46,7 @@ def field(kind: str) -> Field:
     [
         ("bytes", "text"), ("image", b"no image"), ("text", b"bytes"), ("text", "\ud800"),
         ("json", (1, 2)), ("json", [{"a": (1,)}]), ("json", {1: 2}), ("json", math.nan), ("json", object()), ("json", CIRCLE),
-        ("int", 2**63), ("int", True), ("int", 1.0), ("float", "1"), pytest.param("float", 10**400, id="float-large"), ("float", True),
+        ("int", 2**63), ("int", True), ("int", 1.0), ("int", np.zeros(2, int)), ("label", np.zeros(2, int)), ("float", "1"), pytest.param("float", 10**400, id="float-large"), ("float", True),
         ("label", 3), ("label", "owl"), ("label", -2), ("labels", [0, 0]), ("labels", ["owl"]),
         ("labels", "cat"), ("labels", 1), ("labels", [-1]),
         ("float32[2]", [1.0, 2.0]), ("float32[2]", np.zeros(3, "f4")), ("float32[2]", np.zeros(2)),
@@ -59,6 +59,7 @@ def test_what_a_column_cannot_hold_is_refused(kind: str, value: Any) -> None:
 
 
 @given(st.sampled_from([*VALUES, "labels", "float32[*,4]", "int16[3]", "bool[*,*]"]), st.binary(max_size=40))
+@example("int16[*,*,*]", bytes(4) + b"\xff" * 8)
 def test_any_bytes_are_a_value_or_refused(kind: str, data: bytes) -> None:
     codec = field(kind).codec
     with suppress(BadValue):
@@ -78,12 +79,18 @@ def test_unknown_kinds_are_refused_and_the_known_ones_named(kind: str) -> None:
     "fields",
     [
         {"": "int"}, {"a/b": "int"}, {".a": "int"}, {"a" * 41: "int"}, {"key": "text"}, {"Image": "image"},
-        {"a": "int", "A": "int"}, {"x": "label"}, {f"c{n}": "int" for n in range(257)},
+        {"a": "int", "A": "int"}, {f"c{n}": "int" for n in range(257)},
     ],
 )  # fmt: skip
 def test_names_that_no_column_can_have_are_refused(fields: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         Schema(fields)
+
+
+@pytest.mark.parametrize("classes", [(), (1, 2), "cat", ("a", "a")])
+def test_classes_that_no_manifest_can_hold_are_refused(classes: Any) -> None:
+    with pytest.raises(UsageError, match="needs classes"):
+        Field("x", "label", classes)
 
 
 @pytest.fixture(scope="module", params=CONTAINERS)
