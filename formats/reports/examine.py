@@ -186,7 +186,7 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
     first, last = (float(part) for part in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
     if first == last:
         first, last = low, high
-    if is_logarithmic and first * 10 < last:
+    if is_logarithmic and 0 < first * 10 < last:
         decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)))
         inner = np.array([digit * 10.0**decade for decade in decades for digit in RENARD])
     else:

@@ -310,11 +310,12 @@ def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
 
     They include unfinished datasets and those without a manifest, which fail when they are read. Empty if
     ``folder`` is itself a dataset or a collection, contains no dataset, or is not a folder. Raises OSError.
+    ``lost+found``, at the top of a disk, is left out: only root may read it.
     """
     path = Path(folder)
     if not path.is_dir() or is_dataset(path) or is_collection(path):
         return {}
-    found = {sub.name: sub for sub in path.iterdir() if is_dataset(sub)}
+    found = {sub.name: sub for sub in path.iterdir() if sub.name != "lost+found" and is_dataset(sub)}
     usual = [name for name in USUAL_ORDER if name in found]
     return {name: found[name] for name in (*usual, *sorted(found.keys() - set(usual)))}
 

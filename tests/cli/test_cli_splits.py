@@ -8,6 +8,7 @@ import pytest
 
 from shardprep import DataError, verify
 from support.datasets import flip, prep_here, tree
+from support.source_builders import write
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_one_damaged_or_unfinished_split_is_named_and_decides_the_exit_code(shar
 
 
 def test_inspect_sums_up_each_split_and_an_error_in_one_does_not_hide_the_others(shards: Path) -> None:
+    write(shards / "lost+found/manifest.json", b"")  # at the top of a disk
     whole = prep_here("inspect", shards)
     (shards / "train" / "manifest.json").unlink()
     text = prep_here("inspect", shards)

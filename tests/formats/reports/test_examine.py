@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from shardprep.formats import Examination, GateCheck, GateResult, gate, open_dataset, read_manifest, report
 from shardprep.formats.errors import UsageError
 from shardprep.formats.reports.duplicates import near_pairs
-from shardprep.formats.reports.examine import observation
+from shardprep.formats.reports.examine import histogram, observation
 from shardprep.formats.reports.gate import _check, read_limits
 from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
@@ -224,6 +224,10 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
     named = {kind.get(check.name, ""): {*check.records} for check in strict.checks}
     with open_dataset(train) as ds:
         assert all(named[one] == {ds[each].key for each in left_out[one]} for one in kind.values())
+
+
+def test_a_logarithmic_histogram_may_have_zeros() -> None:
+    assert sum(histogram(np.array([0] * 9 + [1, 999]), is_logarithmic=True)["counts"]) == 11
 
 
 def test_a_share_is_exact_as_it_is_written() -> None:
