@@ -43,26 +43,21 @@ from support.source_builders import write
 def test_neither_container_nor_shard_size_changes_the_content(
     archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str, shard_size: int, order: str
 ) -> None:
-    output = tmp_path_factory.mktemp("out") / "d"
+    folder, options = tmp_path_factory.mktemp("out"), {"split": "val", "order": order}
 
-    manifest = converted(
-        archives, output, split="val", container=container, shard_size=shard_size, order=order
-    )
+    manifest = converted(archives, folder / "d", container=container, shard_size=shard_size, **options)
 
-    reference = tmp_path_factory.mktemp("out") / "d"
-    assert manifest.content_root == converted(archives, reference, split="val", order=order).content_root
-    assert verify(output, level="quick").findings == []
+    assert manifest.content_root == converted(archives, folder / "reference", **options).content_root
+    assert verify(folder / "d", level="quick").findings == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
 def test_any_number_of_workers_gives_the_same_bytes(archives: Path, tmp_path: Path, container: str) -> None:
-    outputs = [tmp_path / str(workers) for workers in (0, 1, 3)]
+    for workers in (0, 1, 3):
+        converted(archives, tmp_path / f"{workers}", workers=workers, container=container)
 
-    for workers, output in zip((0, 1, 3), outputs, strict=True):
-        converted(archives, output, workers=workers, container=container)
-
-    assert tree(outputs[0]) == tree(outputs[1]) == tree(outputs[2])
+    assert tree(tmp_path / "0") == tree(tmp_path / "1") == tree(tmp_path / "3")
 
 
 def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tmp_path: Path) -> None:
@@ -146,10 +141,8 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
 
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
-    assert (
-        preflight.differences({"names": ["0"], "seed": 0}, {"names": [], "seed": 5})
-        == "--seed was 0, is now 5"
-    )
+    begun, now = {"names": ["0"], "seed": 0}, {"names": [], "seed": 5}
+    assert preflight.differences(begun, now) == "--seed was 0, is now 5"
 
 
 def test_space_is_checked_before_anything_is_written(

@@ -116,21 +116,18 @@ def test_what_a_job_raises_is_raised_as_it_is(
 def test_a_machine_that_sees_another_source_or_none_is_refused_by_its_name(
     archives: Path, tmp_path: Path, layout: str
 ) -> None:
-    source, other = tmp_path / "source", tmp_path / "other"
-    source.symlink_to(tmp_path / "mount")
-    (tmp_path / "mount").mkdir()
-    for folder in (tmp_path / "mount", other):
+    source, other, mount, aside = (tmp_path / name for name in ("source", "other", "mount", "aside"))
+    source.symlink_to(mount)
+    mount.mkdir()
+    for folder in (mount, other):
         if layout == "tars":
             shutil.copytree(archives, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
         else:
             unpack(archives, folder)
-
     for image in other.rglob("*.JPEG"):
         os.utime(image, (1, 1))
 
-    mount, aside = tmp_path / "mount", tmp_path / "aside"
-    engines = [moved((mount, aside), (other, mount)), moved((mount, aside))]
-    for engine in engines:
+    for engine in (moved((mount, aside), (other, mount)), moved((mount, aside))):
         with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} does not see the source"):
             on(engine, source, tmp_path / "out")
         assert not [*(tmp_path / "out").glob("shard-*")]

@@ -138,15 +138,6 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
     assert captions == {row["file_name"]: row["caption"] for row in ROWS}
 
 
-AGES: dict[str, list[int]] = {
-    "8.csv": [*range(8)],
-    "10.csv": [*range(10)],
-    "other.csv": [*range(8), 9],
-    "twice.csv": [*range(9), 8],
-    "none.csv": [],
-}
-
-
 @pytest.mark.parametrize(
     ("columns", "error", "match"),
     [
@@ -195,12 +186,11 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     for name in ("text.npy", "text.txt"):
         write(tmp_path / name, b"text")
     keys = [name.removesuffix(".png") for name in NAMES]
-    write(
-        tmp_path / "a.csv", "".join(f"{k},{k}\n" for k in ["key", *keys]).replace("key,key", "key,a").encode()
-    )
-    write(tmp_path / "words.csv", ("Path,age\n" + "".join(f"{k},x\n" for k in keys)).encode())
-    for name, ages in AGES.items():
-        write(tmp_path / name, b"key,age\n" + b"".join(b"%d,1\n" % number for number in ages))
+    write(tmp_path / "a.csv", as_csv([{"key": key, "a": key} for key in keys]).encode())
+    write(tmp_path / "words.csv", as_csv([{"Path": key, "age": "x"} for key in keys]).encode())
+    partners = {"8": range(8), "10": range(10), "other": [*range(8), 9], "twice": [*range(9), 8], "none": []}
+    for name, numbers in partners.items():
+        write(tmp_path / f"{name}.csv", b"key,age\n" + b"".join(b"%d,1\n" % number for number in numbers))
     write(tmp_path / "no_key.csv", b"name,age\n1,2\n")
     write(tmp_path / "ragged.csv", b"key,age\n1,2\n3\n")
     before = tree(dataset)

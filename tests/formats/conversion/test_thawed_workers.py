@@ -66,15 +66,11 @@ class Freezing:
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(SITE)
         self._marker = folder / "marker"
-        given = {
-            "FREEZE_OUTPUT": output,
-            "FREEZE_MARKER": self._marker,
-            "FREEZE_AT": at,
-            "PYTHONPATH": folder,
-        }
+        given = {"OUTPUT": f"{output}", "MARKER": f"{self._marker}", "AT": f"{at}"}
+        variables = {f"FREEZE_{name}": value for name, value in given.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shardprep", *map(str, words), "--workers", "1"],
-            env=os.environ | {name: str(value) for name, value in given.items()},
+            env=os.environ | variables | {"PYTHONPATH": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -126,18 +126,15 @@ def first_is(value: bytes) -> dict[bytes, bytes]:
     return HONEST | {FIRST: value}
 
 
+INVALID = {
+    "nothing": b"",
+    "half a header": HONEST[FIRST][: HEADER.size - 1],
+    "a key longer than the value": HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key",
+    "version 2": b"\x02" + HONEST[FIRST][1:],
+}
 CRAFTED = {
-    "nothing": (first_is(b""), "record 0 has an invalid header"),
-    "half a header": (first_is(HONEST[FIRST][: HEADER.size - 1]), "record 0 has an invalid header"),
-    "a key longer than the value": (
-        first_is(HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key"),
-        "record 0 has an invalid header",
-    ),
-    "version 2": (first_is(b"\x02" + HONEST[FIRST][1:]), "record 0 has an invalid header"),
-    "another ordinal": (
-        {(9).to_bytes(8, "big") if k == FIRST else k: v for k, v in HONEST.items()},
-        "no record",
-    ),
+    **{name: (first_is(value), "record 0 has an invalid header") for name, value in INVALID.items()},
+    "another ordinal": ({k.replace(FIRST, b"9" * 8): v for k, v in HONEST.items()}, "no record"),
     "longer ordinals": ({k + b"\0": v for k, v in HONEST.items()}, "has no record"),
     "little-endian ordinals": ({k[::-1]: v for k, v in HONEST.items()}, "has no record"),
     "a key too many": (HONEST | {FIRST + b"\0": b"more"}, "has no record 1"),

@@ -124,11 +124,8 @@ def test_an_archive_that_moved_is_linked_by_the_same_command_with_its_new_place(
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("offset", (1 << 64) - 1),
-        ("offset", 1 << 40),
-        ("length", (1 << 32) - 1),
-        ("length", 1 << 26),
-        ("offset", 5),
+        *(("offset", offset) for offset in ((1 << 64) - 1, 1 << 40, 5)),
+        *(("length", length) for length in ((1 << 32) - 1, 1 << 26)),
     ],
 )
 def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
