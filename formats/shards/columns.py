@@ -413,9 +413,9 @@ class OpenRecords(Owned):
     def lengths(self, name: str) -> npt.NDArray[np.uint32]:
         """Return the length in bytes of each value of a column."""
         size = self._codecs[self._columns[name]].size
-        return (
-            self.stored(name, "length") if size is None else np.full(self._first_records[-1], size, np.uint32)
-        )
+        if size is None:
+            return self.stored(name, "length")
+        return np.full(self._first_records[-1], size, np.uint32)
 
     def stored(self, name: str, of_row: str = "value") -> npt.NDArray[Any]:
         """Return all values of a fixed-size column, unchecked, or another field of its table's rows."""

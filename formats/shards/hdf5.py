@@ -151,9 +151,6 @@ class _Skeleton(_FileObject):
         self.size = max(self.size, self._position)
         return len(part)
 
-    def readinto(self, buffer: Any) -> int:
-        raise io.UnsupportedOperation("a skeleton is written in one go and never read back")
-
 
 def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
     """Create a contiguous dataset without fill, filter, time or attribute; for an int, one of that size."""

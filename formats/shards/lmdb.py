@@ -86,14 +86,10 @@ class LmdbShardWriter(ShardWriter):
             self._transaction.put(ordinal, b"".join((head, stored.key, stored.image)), append=True)
             self._count += 1
             if self._count % RECORDS_PER_COMMIT == 0:
-                self._commit()
+                self._transaction.commit()
+                self._transaction = None
         except lmdb.Error as error:
             raise self._explained(error) from error
-
-    def _commit(self) -> None:
-        transaction, self._transaction = self._transaction, None
-        if transaction is not None:
-            transaction.commit()
 
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
         number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
@@ -110,14 +106,12 @@ class LmdbShardWriter(ShardWriter):
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
-            if kind is None:
-                self._commit()
+            if kind is None and self._transaction is not None:
+                self._transaction.commit()
         except lmdb.Error as error:
             raise self._explained(error) from error
         finally:
-            if self._transaction is not None:
-                self._transaction.abort()
-            self._environment.close()
+            self._environment.close()  # also aborts a transaction
 
 
 def library() -> dict[str, str | int]:
