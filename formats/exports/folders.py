@@ -130,7 +130,7 @@ class Folders(ExportFormat):
             list(disk.map(flush_file, built))
         folders = {places.output}
         for path, final in built.items():
-            path.chmod(0o444)
+            path.chmod(path.stat().st_mode & 0o444)
             if final.parent not in folders:
                 final.parent.mkdir(parents=True, exist_ok=True)
                 folders.update(each for each in final.parents if each.is_relative_to(places.output))

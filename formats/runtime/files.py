@@ -385,7 +385,7 @@ def flush_file(path: Path) -> None:
 
 def publish(built: Path, final: Path) -> None:
     """Make a flushed file read-only and rename it durably to ``final``. Raises OperationError, OSError."""
-    built.chmod(0o444)
+    built.chmod(built.stat().st_mode & 0o444)  # as the umask allows
     try:
         built.replace(final)
     except IsADirectoryError as error:

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from shardprep.formats import OperationError, UsageError, open_dataset, read_manifest
+from shardprep.formats.runtime.files import publish_bytes
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME, WorkFolder
 from shardprep.formats.shards.read import FileEntry
@@ -286,6 +287,9 @@ def test_other_users_may_share_a_cache_or_an_output_as_the_umask_allows(tmp_path
         opened(tmp_path / "cache").close()
         with WorkFolder(tmp_path / "output"):
             assert (tmp_path / "output/.prep/lock").stat().st_mode & 0o777 == 0o664
+        os.umask(0o027)
+        publish_bytes(tmp_path / "file", b"", tmp_path)
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o440
     finally:
         os.umask(before)
     assert (tmp_path / "cache" / CACHE_LOCK_NAME).stat().st_mode & 0o777 == 0o664
