@@ -60,15 +60,16 @@ class EngineMeter:
 
     def __init__(self, name: str, processes: int, stages: Mapping[str, str], rest: str) -> None:
         self._names, self._rest = stages, rest
-        self._ended = GroupTimes(name, "worker", processes)
-        self._current: tuple[Engine, EngineStats] | None = None
+        # of ended engines, and the current engine with its stats at the start; one tuple, for other threads
+        self._times: tuple[GroupTimes, tuple[Engine, EngineStats] | None]
+        self._times = GroupTimes(name, "worker", processes), None
 
     @contextmanager
     def run(
         self, engine: Engine, plans: Iterable[Plan], consumer: GroupTimes
     ) -> Iterator[Iterator[EngineBatch]]:
         """Run the engine within the context. Its waits count for the ``consumer``'s thread."""
-        waited, self._current = engine.meter.waiting, (engine, engine.stats())
+        waited, self._times = engine.meter.waiting, (self._times[0], (engine, engine.stats()))
 
         def counted(batch: EngineBatch) -> EngineBatch:
             nonlocal waited
@@ -80,10 +81,10 @@ class EngineMeter:
             with ending(engine.run(plans)) as batches:
                 yield map(counted, batches)
         finally:
-            self._ended, self._current = self.read(), None
+            self._times = self.read(), None
 
     def read(self) -> GroupTimes:
-        ended, current = self._ended, self._current
+        ended, current = self._times
         if current is None:
             return ended
         stats = current[0].stats().since(current[1])
@@ -97,9 +98,10 @@ class EngineMeter:
 class ItemGroups:
     """The ``numbered`` items of a pass in groups of at most ``rows``, as requests to an engine.
 
-    Groups grow from ``least`` items with the rate at which results are :meth:`counted`. Once the form of the
-    results is ``known``, the workers write the rows of a batch. An exception in ``numbered`` is raised after
-    the group before it.
+    Groups have the given ``sizes``, each drawn after its group's first item. Without sizes they grow from
+    ``least`` items with the rate at which results are :meth:`counted`. Once the form of the results is
+    ``known``, the workers write the rows of a batch. An exception in ``numbered`` is raised after the group
+    before it.
     """
 
     numbered: Iterator[tuple[Any, int]]
@@ -109,6 +111,7 @@ class ItemGroups:
     least: int  # at most ``rows``
     never_change: bool
     known: Callable[[], RowForm | None]
+    sizes: Iterator[int] | None = None
     began: float = field(default_factory=perf_counter)
     delivered: int = 0  # results
     payload_bytes: int = 0  # of the results
@@ -119,21 +122,22 @@ class ItemGroups:
         return batch
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        numbers, inputs, end = list[int](), list[tuple[int, PickledValue]](), 0
-        size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+        numbers, inputs, end, size = list[int](), list[tuple[int, PickledValue]](), 0, 0
+        full_at = perf_counter() + GROUP_TIMEOUT_S
         try:
             for item, number in self.numbered:
+                size = size or (self._size() if self.sizes is None else next(self.sizes))
                 piece = self._pickled(item, number, room=INPUT_BYTES - end)
                 numbers.append(number)
                 inputs.append((end, piece))
                 end = round_up(end + piece.size)
                 if len(numbers) >= size or (
-                    self.least < self.rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
+                    self.sizes is None and (end >= GROUP_BYTES or perf_counter() >= full_at)
                 ):
                     del item, piece
                     yield self._request(numbers, inputs, end)
-                    numbers, inputs, end = [], [], 0
-                    size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+                    numbers, inputs, end, size = [], [], 0, 0
+                    full_at = perf_counter() + GROUP_TIMEOUT_S
         except Exception:  # raised again once the items before it are sent
             if numbers:
                 yield self._request(numbers, inputs, end)
@@ -166,10 +170,8 @@ class ItemGroups:
         """Return the size of the next group; sizes double, so that slots seldom change layout."""
         worth = GROUP_WORK_S / max(1e-9, perf_counter() - self.began)
         wanted = self.delivered * min(worth, GROUP_BYTES / max(1, self.payload_bytes))
-        size = self.least
-        while size < self.rows and size * 2 <= wanted:
-            size = min(size * 2, self.rows)
-        return size
+        doublings = max(1, int(wanted // self.least)).bit_length() - 1
+        return min(self.least << doublings, self.rows)
 
 
 @dataclass(frozen=True)
@@ -306,8 +308,10 @@ class ProcessMap(Map):
             return None
         return RowForm("array" if self.is_single else "tuple", self.outputs)
 
-    def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
-        """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
+    def batches(
+        self, now: PassContext, numbers: Iterable[int] | None, sizes: Iterator[int], size: int, *, least: int
+    ) -> Iterator[Any]:
+        """Yield batches of these ``sizes``, at most ``size``; leave out those with fewer than ``least``."""
         kept, at = now.kept.values, now.place(self)
         stacked = now.noted(f"batch({size})", lambda rows, _: stack(rows))
 
@@ -329,7 +333,7 @@ class ProcessMap(Map):
             kept[at] = RowForm.of(rows[0])
             return stacked(rows, int(batch.items[0]["number"]) // size)
 
-        with ending(self._received(now, None, size, size, lambda: kept.get(at))) as received:
+        with ending(self._received(now, numbers, size, size, sizes, lambda: kept.get(at))) as received:
             yield from filter(partial(is_not, None), map(made_of, received))
 
     def _received(
@@ -338,6 +342,7 @@ class ProcessMap(Map):
         numbers: Iterable[int] | None,
         rows: int,
         least: int,
+        sizes: Iterator[int] | None = None,
         known: Callable[[], RowForm | None] = lambda: None,
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
@@ -354,6 +359,7 @@ class ProcessMap(Map):
             least=least,
             never_change=bool(fetch) or self.source.never_change,
             known=known,
+            sizes=sizes,
         )
         stages = ({"fetch": self.source.label} if fetch else {}) | {"map": self.label}
         meter = now.meter.groups.setdefault(

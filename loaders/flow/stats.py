@@ -150,8 +150,8 @@ class FlowMeter:
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
         total, known = self._passes
         begun = RunningPass(items, meter, has_rows=total.has_rows)
-        running = [(drawn, of) for drawn, of in known if drawn() is not None]
-        over = [of for drawn, of in known if drawn() is None]
+        running = [each for each in known if each[0]() is not None]
+        over = [each[1] for each in known if each not in running]
         self._passes = self._sum(total, over), [*running, (weakref.ref(begun), meter)]
         return begun
 

@@ -65,32 +65,24 @@ class Batch(InPlace):
         return not self.as_list or self.source.never_change
 
     def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        source = self.source
+        source, there, least = self.source, now.of(self), self.size if self.remainder == "drop" else 1
+        chosen: Iterator[int] | None = None
+        sizes: Iterator[int] = repeat(self.size)
+        places: Iterator[int] = count()
         if numbers is not None:
             own, sized, places = shared(within(numbers, self.length), 3)
-            items = source.pick(now.of(self), chain.from_iterable(map(self._items_of, own)))
+            chosen = chain.from_iterable(map(self._items_of, own))
             sizes = (len(self._items_of(number)) for number in sized)
-            yield from self._made_of(now, items, sizes, places)
-        elif not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
-            with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
+        if not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
+            with ending(source.batches(there, chosen, sizes, self.size, least=least)) as batches:
                 yield from map(self._finished, batches)
-        else:
-            yield from self._made_of(now, self.source.run(now.of(self)), repeat(self.size), count())
+            return
+        with ending(source.run(there) if chosen is None else source.pick(there, chosen)) as items:
+            make = listed if self.as_list else lambda rows: self._finished(stack(rows))
+            yield from map_with_notes(make, grouped(items, sizes, least=least), now, places, self.label)
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
-
-    def _made_of(
-        self, now: PassContext, items: Iterator[Any], sizes: Iterator[int], numbers: Iterator[int]
-    ) -> Iterator[Any]:
-        with ending(items):
-            groups = grouped(items, sizes, least=self._least)
-            make = listed if self.as_list else lambda rows: self._finished(stack(rows))
-            yield from map_with_notes(make, groups, now, numbers, self.label)
-
-    @property
-    def _least(self) -> int:
-        return self.size if self.remainder == "drop" else 1
 
     def _finished(self, batch: Any) -> Any:
         return padded(batch, self.size) if self.remainder == "pad" else batch

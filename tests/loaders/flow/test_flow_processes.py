@@ -104,6 +104,15 @@ def test_results_of_processes_that_do_not_stack_are_an_error_with_the_number_of_
     assert caught.value.__notes__ == ["In item 2 of pass 0, at batch(4)"]
 
 
+def test_a_resumed_pass_has_the_processes_and_batches_of_a_whole_one() -> None:
+    with numbers(22).map(square, processes=1).batch(4) as flow:
+        flow.load_state_dict(flow.state_dict() | {"items": 2})
+        passes = [np.concatenate(list(flow)).tolist() for _ in range(2)]
+        assert [len(batch) for batch in flow.pick(0, [5, 0, 5])] == [2, 4, 2]
+        assert len(multiprocessing.active_children()) == 1
+    assert passes == [[n * n for n in range(first, 22)] for first in (8, 0)]
+
+
 def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_it_was(
     tmp_path: Path,
 ) -> None:
