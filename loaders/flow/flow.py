@@ -748,7 +748,7 @@ class FakeData(Flow):
         seed: int = 0,
         classes: int = 1000,
     ) -> None:
-        self._data = sources.MadeUp(batch_size, (*size,), encoded, seconds, seed, classes)
+        self._data = sources.MadeUp(batch_size, size, encoded, seconds, seed, classes)
         super().__init__(
             sources.FromFakeBatches(self._data, checked_int(batches, "the number of batches", least=0))
         )

@@ -382,12 +382,13 @@ class SavedItems(FromDataset):
 
 def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
     """Yield these places, announcing records ahead while the places are consecutive."""
-    due = 0
+    due, last = 0, -1
     for place in places:
-        if place == due:
+        if place == last + 1 and place >= due:
+            due = place + ANNOUNCED_RECORDS
             for each in ahead:
-                each.expect(order[due : due + ANNOUNCED_RECORDS])
-            due += ANNOUNCED_RECORDS
+                each.expect(order[place:due])
+        last = place
         yield place
 
 
@@ -470,6 +471,8 @@ class MadeUp:
     classes: int = 1000
 
     def __post_init__(self) -> None:
+        if not isinstance(self.size, tuple | list) or len(self.size) != 2:
+            raise UsageError(f"size must be (height, width), not {self.size!r}")
         sides = [("each side of size", side) for side in self.size]
         for name, value in [("batch_size", self.batch_size), ("classes", self.classes), *sides]:
             checked_int(value, name, least=1)
@@ -542,8 +545,8 @@ class FromFakeBatches(FromFakeData):
     """``count`` made-up batches. See :class:`.FakeData`."""
 
     facts = (
-        "{0.length}, batch_size={0.data.batch_size}, size={0.data.size}, encoded={0.data.encoded}, "
-        "seed={0.data.seed}, classes={0.data.classes}"
+        "{0.length}, batch_size={0.data.batch_size}, size=({0.data.size[0]}, {0.data.size[1]}), "
+        "encoded={0.data.encoded}, seed={0.data.seed}, classes={0.data.classes}"
     )
 
     @property

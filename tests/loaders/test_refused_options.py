@@ -164,7 +164,9 @@ ENDS = [
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
 SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("",))]
-FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
+FAKE = each_of(
+    batch_size=(0,), size=((0, 4), 4, (4, 4, 3)), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,)
+)
 TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [

@@ -48,6 +48,16 @@ def test_the_columns_of_saved_items_are_read_ahead(tmp_path: Path, monkeypatch: 
         until(lambda: asked == {tmp_path / shard.name for shard in column.shards})
 
 
+def test_a_resumed_pass_is_read_ahead_from_there(lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, (first, *others) = set[str](), read_manifest(lmdb_shards).shards
+    monkeypatch.setattr(ReadAhead, "_request", lambda _, path, *place: asked.add(path.name))
+    flow = Flow.from_dataset(lmdb_shards)
+    flow.load_state_dict(flow.state_dict() | {"items": first.records})
+    items = iter(flow)
+    assert len([next(items), next(items)]) == 2
+    until(lambda: asked == {shard.name for shard in others})
+
+
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
 def test_a_pass_has_the_order_of_the_loaders_epoch(lmdb_shards: Path, shuffle: Any) -> None:
     flow = Flow.from_dataset(lmdb_shards, shuffle=shuffle, seed=7, with_keys=True)
