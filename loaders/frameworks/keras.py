@@ -10,8 +10,6 @@ from shardprep.loaders.frameworks.tensors import tf
 from shardprep.loaders.frameworks.tf_inputs import Input
 from shardprep.loaders.frameworks.tf_stats import InputStats, occupancy_of, scalars_of
 
-SCALARS = b"scalars"  # the name of TensorBoard's plugin for scalars
-
 
 class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """A Keras callback that logs after each epoch how full the inputs were.
@@ -69,7 +67,7 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def _write(self, found: dict[str, InputStats], *, step: int) -> None:
         """Write scalars for TensorBoard, without its package."""
-        plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
+        plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=b"scalars")
         metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin_data)
         with self._writer.as_default():
             for tag, value in _named(found, scalars_of).items():

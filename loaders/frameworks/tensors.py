@@ -42,7 +42,7 @@ def _walked(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, A
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
-                f"a batch should be a dict of {sorted(signature)}, but is {_form(batch)}; fix it or the signature"
+                f"a batch should be a dict of {sorted(map(str, signature))}, but is {_form(batch)}; fix it or the signature"
             )
         for inner, spec in signature.items():
             yield from _walked(spec, batch[inner], str(inner))
@@ -197,10 +197,14 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
     """Return a part as an array for TensorFlow. Raises UsageError if it does not match ``spec``."""
     if spec.dtype == tf.string:
         if isinstance(part, list | tuple):
-            strings = np.empty(len(part), object)
-            strings[:] = [x if isinstance(x, str) else bytes(x) for x in part]
+            buffers = bytearray | memoryview | np.ndarray
+            strings = np.fromiter((bytes(x) if isinstance(x, buffers) else x for x in part), object)
         else:
             strings = np.asarray(part, object)
+        if wrong := [x for x in strings.flat if not isinstance(x, str | bytes)]:
+            raise UsageError(
+                f"a batch has {_form(wrong[0])} where its signature says string; fix it or the signature"
+            )
         return _checked(strings, spec)  # type: ignore[no-any-return]
     try:
         array = np.asarray(part)

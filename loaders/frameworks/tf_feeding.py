@@ -351,11 +351,8 @@ class PulledPasses(Owned):
         """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
         with self._changed:
             check(self._closed)
-            self._number += 1
+            self.leave()
             number = self._number
-            before, self._batches = self._batches, iter(())
-            if not self._pulling:  # otherwise the pulling thread ends it
-                end(before)
         length = self._passes.steady_length
         batches = self._passes.begin()
         batches.left = length or batches.left  # Keras does not ask for an end that it knows
@@ -363,6 +360,16 @@ class PulledPasses(Owned):
             if number == self._number:
                 self._batches = batches
         return number
+
+    def leave(self, number: int | None = None) -> None:
+        """End the pass with this ``number`` if it is the current one; None ends any."""
+        if not self.made_here:  # a thread may have held the lock
+            return
+        with self._changed:
+            if number in (None, self._number):
+                self._number += 1
+                if not self._pulling:  # otherwise the pulling thread ends it
+                    end(self._batches)
 
     def next(self, number: int) -> Any:
         """Return the pass's next batch, None at its end. Raises UsageError once another has begun."""

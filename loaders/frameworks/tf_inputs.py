@@ -332,8 +332,13 @@ class FeedInput(DirectInput):
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
-        batches = map(self._pulled.next, repeat(self._pulled.begin()))
-        return self._epoch(map(self._fed, takewhile(lambda batch: batch is not None, batches)))
+        return self._epoch(map(self._fed, self._pass(self._pulled.begin())))
+
+    def _pass(self, number: int) -> Iterator[Any]:
+        try:
+            yield from takewhile(lambda batch: batch is not None, map(self._pulled.next, repeat(number)))
+        finally:
+            self._pulled.leave(number)
 
     def _fed(self, batch: Any) -> Any:
         convert = tensor_of if self._placeholders is None else array_of
@@ -368,6 +373,7 @@ class FeedInput(DirectInput):
     def reset(self) -> None:
         """End the current epoch early: the next batch is the first of another epoch."""
         self._drawing = self._number = None
+        self._pulled.leave()
 
     def close(self) -> None:
         super().close()

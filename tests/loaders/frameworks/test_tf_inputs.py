@@ -210,6 +210,18 @@ def test_batches_keep_their_form(make: Made) -> None:
                     assert_same_form(one, expected)
 
 
+def test_an_epoch_that_is_left_or_reset_ends_its_source() -> None:
+    passes, source = list[Any](), Numbered()
+    with FeedInput(lambda: passes.append(source()) or passes[-1]) as each:  # type: ignore[func-returns-value]
+        first(each, 1)
+        assert passes[0].gi_frame is None
+        next(batches := iter(each))
+        each.reset()
+        assert [generator.gi_frame for generator in passes] == [None, None]
+        with pytest.raises(UsageError, match="another iteration"):
+            next(batches)
+
+
 @members()
 def test_a_generator_has_one_epoch(make: Made) -> None:
     source = Numbered()
@@ -253,9 +265,14 @@ def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(mak
             with pytest.raises(UsageError, match=message):
                 got.extend(map(arrays, each))
             assert len(got) == 2
-    says = r"dict of \['x'\].*dict of \['y'\]"
-    with make([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each, pytest.raises(UsageError, match=says):
-        list(each)
+    text = {"signature": tf.TensorSpec([None], tf.string)}
+    for batches, options, says in (
+        ([{"x": GOOD[0]}, {"y": GOOD[0]}], {}, r"dict of \['x'\].*dict of \['y'\]"),
+        ([{1: GOOD[0]}, {1: GOOD[0], "y": 0}], {}, r"dict of \['1'\].*dict of \['1', 'y'\]"),
+        ([["a", b"b"], [1, 2]], text, "one int where .* string"),
+    ):
+        with make(batches, **options) as each, pytest.raises(UsageError, match=says):
+            list(each)
 
 
 @members(WHOLE, quick=("staging-over-queue",))
