@@ -27,7 +27,6 @@ from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
 from shardprep.loaders.order.quality import ShuffleQuality
 from shardprep.loaders.transforms.contract import Transform
 
-WORKER_NAME = "shardprep-worker-"  # as engine.worker_process names them
 MIN_FULL_BATCHES = 5  # batches that only partly lie in a shorter run would distort its figures
 MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
 DISK_BOUND_SHARE = 0.7  # of the disk's rate: a loader that reads at this rate or faster is disk-bound
@@ -143,7 +142,7 @@ def measure(
     Raises:
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
-    others, began = worker_pids(), time.perf_counter()
+    others, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
         cached = _cached(loader)
         with ExitStack() as stack:
@@ -163,7 +162,7 @@ def measure(
         handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
         stats = replace(stats, elapsed=elapsed, handing=handing)
         gap_p50, gap_p99 = arrivals.gaps
-        workers = [_status(pid) for pid in worker_pids() - others]
+        workers = [_status(child.pid) for child in {*multiprocessing.active_children()} - others]
         return LoaderSpeed(
             images=images,
             batches=arrivals.count,
@@ -212,13 +211,7 @@ def _cached(loader: Loader) -> float | None:
     return float(np.average(shares, weights=sizes)) if sum(sizes) else None
 
 
-def worker_pids() -> set[int]:
-    """Return the process ids of the living workers of all loaders."""
-    children = multiprocessing.active_children()
-    return {child.pid for child in children if child.pid and child.name.startswith(WORKER_NAME)}
-
-
-def _status(pid: int) -> dict[str, int]:
+def _status(pid: int | None) -> dict[str, int]:
     """Return the sizes in /proc/PID/status in bytes, by name; empty without /proc or the process."""
     values = [line.split() for line in lines_of(Path(f"/proc/{pid}/status")) if line.endswith(" kB")]
     return {name.rstrip(":"): int(size) << 10 for name, size, _ in values}

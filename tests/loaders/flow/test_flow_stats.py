@@ -134,11 +134,8 @@ def test_only_what_came_after_other_stats_counts_also_when_the_flow_is_closed() 
 
 
 def test_before_a_second_item_nothing_is_known() -> None:
-    flow = numbers()
-    stats = [flow.stats()]
-    items = iter(flow)
-    next(items)
-    stats.append(flow.stats())
+    items = iter(flow := numbers())
+    stats = [flow.stats(), next(items) or flow.stats()]
 
     assert [each.verdict for each in stats] == [None, None]
     assert [each.loads for each in stats] == [(), ()]

@@ -45,12 +45,8 @@ def test_a_named_tuple_stays_one_where_its_lists_are_padded() -> None:
 
 
 def test_kept_items_are_read_only() -> None:
-    source = [
-        {"x": np.zeros(2), "more": [np.zeros(2), {"y": np.zeros(2)}]},
-        Pair(np.zeros(2), 1),
-        np.zeros(2),
-        "t",
-    ]
+    zeros = [np.zeros(2) for _ in range(5)]
+    source = [{"x": zeros[0], "more": [zeros[1], {"y": zeros[2]}]}, Pair(zeros[3], 1), zeros[4], "t"]
     flow = Flow.from_iterable(source).cache()
     for _ in range(2):
         first, second, third, text = flow
@@ -61,7 +57,7 @@ def test_kept_items_are_read_only() -> None:
         assert (second.label, text) == (1, "t")
         first["x"] = "spoilt"
         first["more"].clear()
-    for array in (source[0]["x"], source[2]):  # type: ignore[index, call-overload]
+    for array in zeros:
         array[:] = 7  # the source's own is another
     assert next(iter(flow))["x"].tolist() == [0, 0]
 
@@ -91,12 +87,8 @@ def test_random_orders_stay_what_they_are() -> None:
 
 def test_only_numbers_are_shuffled_where_there_are_some() -> None:
     drawn: list[int] = []
-
-    def noted(number: int) -> int:
-        drawn.append(number)
-        return number
-
-    assert list(islice(Flow.from_iterable(range(1000)).map(noted).shuffle(1000), 3)) == drawn
+    flow = Flow.from_iterable(range(1000)).map(lambda number: drawn.append(number) or number)
+    assert list(islice(flow.shuffle(1000), 3)) == drawn
 
 
 def test_a_number_that_one_reader_has_drawn_is_there_for_another_while_the_next_is_awaited() -> None:
@@ -203,6 +195,7 @@ LOOKS: dict[str, tuple[Any, str]] = {
     "memory": (memoryview(np.zeros((2, 3))), "memoryview of 48 bytes"),
     "broken": (Broken(), "Broken"),
     "within": ([Broken()], "list of 1\n  0: Broken"),
+    "long": ([*range(1000)], "\n".join(["list of 1,000", *(f"  {n}: int" for n in range(16)), "  ..."])),
     "other dict": (OrderedDict(a=1), "OrderedDict of 1\n  a: int"),
 }
 
@@ -211,8 +204,3 @@ LOOKS: dict[str, tuple[Any, str]] = {
 def test_types_shapes_and_ranges_are_shown_and_never_the_data(name: str) -> None:
     item, expected = LOOKS[name]
     assert describe(item) == expected
-
-
-def test_long_items_are_cut() -> None:
-    assert describe(list(range(1000))).splitlines()[-1] == "  ..."
-    assert len(describe(list(range(1000))).splitlines()) < 20

@@ -57,12 +57,11 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def files(tmp_path: Path, stack: ExitStack) -> OpenFiles:
     """Three files of odd sizes, of noise, flushed."""
-    for number, size in enumerate(SIZES):
-        with (tmp_path / f"{number}.bin").open("wb") as file:
-            file.write(np.random.default_rng(number).bytes(size))
-            file.flush()
-            os.fsync(file.fileno())
-    return OpenFiles.of([tmp_path / f"{number}.bin" for number in range(len(SIZES))], stack)
+    paths = [tmp_path / f"{number}.bin" for number in range(len(SIZES))]
+    for path, size in zip(paths, SIZES, strict=True):
+        path.write_bytes(np.random.default_rng(size).bytes(size))
+    os.sync()
+    return OpenFiles.of(paths, stack)
 
 
 @pytest.mark.slow
@@ -139,41 +138,32 @@ def one_line(stderr: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "says"),
+    ("name", "words", "code", "says"),
     [
-        ("missing", 2, "does not exist"),
-        ("empty", 2, "is empty"),
-        ("fifo", 2, "neither a file nor a folder"),
-        ("damaged", 1, "not JSON"),
+        ("missing", ["--seconds", "0"], 2, "does not exist"),
+        ("empty", ["--seconds", "0"], 2, "is empty"),
+        ("fifo", ["--seconds", "0"], 2, "neither a file nor a folder"),
+        ("damaged", ["--seconds", "0"], 1, "not JSON"),
+        (".", ["--save", "/nowhere/disk.json"], 3, ""),
+        (".", ["--seconds", "-1"], 2, ""),
+        (".", ["--record-bytes", "0"], 2, ""),
     ],
+    ids=str,
 )
-def test_what_cannot_be_measured_is_one_line(tmp_path: Path, name: str, code: int, says: str) -> None:
+def test_what_cannot_be_measured_is_told_in_one_line_before_anything_is_written(
+    tmp_path: Path, name: str, words: list[str], code: int, says: str
+) -> None:
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("{")
     before = sorted(tmp_path.iterdir())
 
-    done = prep_here("bench-disk", tmp_path / name, "--seconds", 0)
+    done = prep_here("bench-disk", tmp_path / name, *words)
 
     assert (done.returncode, done.stdout) == (code, "")
     assert says in one_line(done.stderr)
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [(["--save", "/nowhere/disk.json"], 3), (["--seconds", "-1"], 2), (["--record-bytes", "0"], 2)],
-    ids=str,
-)
-def test_bad_options_are_told_before_anything_is_measured(
-    tmp_path: Path, words: list[str], code: int
-) -> None:
-    done = prep_here("bench-disk", tmp_path, *words)
-
-    assert done.returncode == code
-    one_line(done.stderr)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.torture
@@ -258,12 +248,6 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, during: str) -> None:
     until(lambda: not session_of(process.pid) and not list(tmp_path.iterdir()))
 
 
-def nothing_cold(profile: DiskProfile) -> DiskProfile:
-    return replace(
-        profile, stream=Reads(None, rate(4e9)), cold_method=None, missing=Missing("tmpfs", None, None)
-    )
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -309,7 +293,8 @@ def test_a_foreign_file_and_a_later_version_are_refused(text: str, tmp_path: Pat
 
 
 def test_without_cold_rates_the_sentence_has_the_warm_one_only() -> None:
-    said = sentence(nothing_cold(full_profile()))
+    no_cold = {"stream": Reads(None, rate(4e9)), "missing": Missing("tmpfs", None, None)}
+    said = sentence(replace(full_profile(), cold_method=None, **no_cold))
 
     assert "delivers 40,000 images/s warm" in said
     assert "cold" not in said

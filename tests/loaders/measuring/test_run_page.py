@@ -18,28 +18,24 @@ from support.datasets import prep_here
 from support.disk_profiles import full_profile
 from support.run_figures import bench, course, stats
 
+CHANGES: list[dict[str, Any]] = [
+    {"sweep": {"option": "workers", "runs": []}},
+    {"sweep": {"option": 1, "runs": [{"value": 1, "images_per_second": 2}]}},
+    {"sweep": [1]},
+    {"first_batch": "soon"},
+    {"disk": {"cold": 1}},
+    {"stats": stats(course=[{"began": 0}])},
+    {"stats": stats(course=[*course(3)[:1], {"began": -1}])},
+]
+NO_TRACES: list[Any] = [1, {}, {"traceEvents": [{"ph": "X"}]}, {"traceEvents": 3}]
+
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"sweep": {"option": "workers", "runs": []}},
-        {"sweep": {"option": 1, "runs": [{"value": 1, "images_per_second": 2}]}},
-        {"sweep": [1]},
-        {"first_batch": "soon"},
-        {"disk": {"cold": 1}},
-        {"stats": stats(course=[{"began": 0}])},
-        {"stats": stats(course=[*course(3)[:1], {"began": -1}])},
-    ],
+    ("values", "trace"), [(bench(**c), None) for c in CHANGES] + [(stats(), t) for t in NO_TRACES]
 )
-def test_values_of_another_form_are_a_data_error(change: dict[str, Any]) -> None:
+def test_values_of_another_form_and_files_of_no_trace_are_a_data_error(values: Any, trace: Any) -> None:
     with pytest.raises(DataError):
-        run_page(bench(**change))
-
-
-@pytest.mark.parametrize("trace", [1, {}, {"traceEvents": [{"ph": "X"}]}, {"traceEvents": 3}])
-def test_another_file_than_a_trace_is_a_data_error(trace: Any) -> None:
-    with pytest.raises(DataError):
-        run_page(stats(), trace=trace)
+        run_page(values, trace=trace)
 
 
 @pytest.mark.torture
