@@ -66,8 +66,9 @@ from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.processes import packed, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
+from shardprep.formats.shards.columns import BOX_COLUMNS
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.manifest import Manifest, box_columns
 from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES
 from shardprep.formats.sources.listing import repeated_keys
 from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
@@ -509,7 +510,8 @@ def opened_items(
 ) -> OpenedItems:
     """Encode the first items. Raises UsageError if there are none, or the schema or classes do not fit."""
     if isinstance(samples, Dataset):
-        schema = samples.schema if schema is None else schema
+        boxes = [Field(name, BOX_COLUMNS[name]) for name in box_columns(samples.manifest)]
+        schema = [*samples.schema, *boxes] if schema is None else schema
         classes = samples.classes if classes is None and samples.label_space == SPACES[0] else classes
     numbered = samples if isinstance(samples, NumberedItems) else None
     if numbered is None:  # a flow knows whether its items have numbers

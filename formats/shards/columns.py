@@ -185,7 +185,7 @@ class ColumnTable:
 
 SIDES = ("x_min", "y_min", "x_max", "y_max")
 BOX_DTYPE = np.dtype([("record", "<u4"), ("label", "<i4"), *((side, "<f4") for side in SIDES)])
-BOX_COLUMNS = ("boxes", "box_labels")
+BOX_COLUMNS = {"boxes": "float32[*,4]", "box_labels": "int32[*]"}  # with their kinds
 
 
 @dataclass(frozen=True)

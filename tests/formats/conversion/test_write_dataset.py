@@ -237,6 +237,14 @@ def test_items_have_the_same_form_after_a_column_is_joined(tmp_path: Path) -> No
     assert [record["b"] for record in open_dataset(tmp_path / "out")] == [3, 4]
 
 
+def test_the_boxes_of_a_dataset_become_columns(splits: Path, tmp_path: Path) -> None:
+    write_dataset(open_dataset(splits / "val"), tmp_path / "out", workers=0)
+
+    found, wanted = ([dict(r.columns) for r in open_dataset(p)] for p in (tmp_path / "out", splits / "val"))
+    assert any(len(record["boxes"]) for record in wanted)
+    assert same(found, wanted)
+
+
 def test_a_column_of_pandas_has_its_values_in_order_and_not_by_label(tmp_path: Path) -> None:
     column: Any = SimpleNamespace(iloc=None, ndim=1, array=[3, 1, 2])
     write_dataset(column, tmp_path / "out")
