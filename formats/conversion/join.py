@@ -250,7 +250,7 @@ def join(
                     manifest,
                     columns=joined,
                     content_root=joined.content_root,
-                    source=manifest.source | {JOINED: [*manifest.source.get(JOINED, []), *custody]},
+                    source=manifest.source | {JOINED: [*manifest.source_objects(JOINED), *custody]},
                 )
                 publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
@@ -260,7 +260,7 @@ def join(
 
 def _new(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
     """Return the columns that the dataset lacks. Raises UsageError if it has one with different values."""
-    known, schema = manifest.source.get(JOINED, []), manifest.schema
+    known, schema = manifest.source_objects(JOINED), manifest.schema
     new = [one for one in columns if one.field.name not in schema]
     for one in columns:
         name = one.field.name

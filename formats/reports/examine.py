@@ -464,8 +464,7 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
     This is the record with the ``key``, or the first one. Raises UsageError for an unknown key.
     """
     manifest, shards = dataset.manifest, dataset.manifest.shards
-    archives, checked = manifest.source.get("archives"), manifest.archive_md5
-    named = [one for one in archives if isinstance(one, dict)] if isinstance(archives, list) else []
+    archives, checked = manifest.source_objects("archives"), manifest.archive_md5
     number, example = 0, None
     if key is not None:
         found = np.flatnonzero(dataset.index["key"] == key.encode("utf-8", "surrogatepass"))
@@ -485,14 +484,14 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
         }
     return {
         "layout": manifest.source["layout"],
-        "archives": len(named),
+        "archives": len(archives),
         "first_archives": [
             {
                 "name": str(one.get("name")),
                 "size": size if isinstance(size := one.get("size"), int) else None,
                 "md5": checked.get(str(one.get("name"))),
             }
-            for one in named[:MOST_LISTED]
+            for one in archives[:MOST_LISTED]
         ],
         "in_place": manifest.archive.name if manifest.archive else None,
         "example": example,

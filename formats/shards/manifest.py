@@ -274,19 +274,22 @@ class Manifest:
     def column_files(self) -> tuple[FileEntry, ...]:
         return tuple(file for entry in self.column_entries for file in entry.files)
 
+    def source_objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a list in ``source``; empty if it has no such list."""
+        found = self.source.get(name)
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
     @property
     def joined(self) -> tuple[str, ...]:
         """The names of joined columns, whose values are not in the source of the conversion."""
-        found = self.source.get(JOINED)
-        names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        names = [one.get("name") for one in self.source_objects(JOINED)]
         return tuple(name for name in names if isinstance(name, str) and name in self.schema)
 
     @property
     def archive_md5(self) -> dict[str, str]:
         """The official MD5s that the source's archives were checked against, by archive name."""
-        found = self.source.get("archives")
-        named = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        return {str(one.get("name")): md5 for one in named if isinstance(md5 := one.get("md5"), str)}
+        archives = self.source_objects("archives")
+        return {str(one.get("name")): md5 for one in archives if isinstance(md5 := one.get("md5"), str)}
 
     @property
     def schema(self) -> Schema:
