@@ -389,7 +389,7 @@ class Field:
             raise UsageError(f"a column's name has 1 to 40 letters, digits, _, . and -, not {self.name!r}")
         names = () if isinstance(self.classes, str) else tuple(self.classes)
         object.__setattr__(self, "classes", names)
-        if self.kind in OF_CLASSES:
+        if self.kind in tuple(OF_CLASSES):
             if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
                 raise UsageError(f"the column {self.name} of kind {self.kind} needs classes, each named once")
         elif self.classes:
@@ -399,7 +399,7 @@ class Field:
     @cached_property
     def codec(self) -> Codec:
         """The codec of the column's values."""
-        if self.kind in OF_CLASSES:
+        if self.kind in tuple(OF_CLASSES):
             return OF_CLASSES[self.kind](self.classes)
         codec = (PLAIN.get(self.kind) or ArrayCodec.of(self.kind)) if isinstance(self.kind, str) else None
         if codec is None:

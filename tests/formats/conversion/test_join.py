@@ -139,6 +139,15 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
     assert captions == {row["file_name"]: row["caption"] for row in ROWS}
 
 
+UNMATCHED: dict[str, tuple[list[int], str]] = {
+    "8": ([*range(8)], r"8\.png: this record of the dataset has no partner here \(one of 1"),
+    "10": ([*range(10)], r"9: no record of the dataset has this key \(one of 1"),
+    "other": ([*range(8), 9], r"8\.png: .*no partner here .*; 9 here belongs to no record \(one of 1"),
+    "twice": ([*range(9), 8], "8: .*occurs twice"),
+    "none": ([], "no partner here"),
+}
+
+
 @pytest.mark.parametrize(
     ("columns", "error", "match"),
     [
@@ -161,19 +170,7 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
         ({"age": "ragged.csv"}, SourceDamaged, "line 3: has 1 column"),
         ({"age:int": "words.csv"}, SourceDamaged, "the column age: expected a whole number, not 'x'"),
         ({"age:labels": "a.npy"}, UsageError, "needs classes|which is no labels"),
-        (
-            {"age": "8.csv"},
-            SourceIncomplete,
-            r"8\.png: this record of the dataset has no partner here \(one of 1",
-        ),
-        ({"age": "10.csv"}, SourceIncomplete, r"9: no record of the dataset has this key \(one of 1"),
-        (
-            {"age": "other.csv"},
-            SourceIncomplete,
-            r"8\.png: .*no partner here .*; 9 here belongs to no record \(one of 1",
-        ),
-        ({"age": "twice.csv"}, SourceIncomplete, "8: .*occurs twice"),
-        ({"age": "none.csv"}, SourceIncomplete, "no partner here"),
+        *(({"age": f"{name}.csv"}, SourceIncomplete, match) for name, (_, match) in UNMATCHED.items()),
     ],
 )
 def test_what_cannot_be_joined_is_refused_and_changes_nothing(
@@ -189,8 +186,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     keys = [name.removesuffix(".png") for name in NAMES]
     write(tmp_path / "a.csv", as_csv([{"key": key, "a": key} for key in keys]).encode())
     write(tmp_path / "words.csv", as_csv([{"Path": key, "age": "x"} for key in keys]).encode())
-    partners = {"8": range(8), "10": range(10), "other": [*range(8), 9], "twice": [*range(9), 8], "none": []}
-    for name, numbers in partners.items():
+    for name, (numbers, _) in UNMATCHED.items():
         write(tmp_path / f"{name}.csv", b"key,age\n" + b"".join(b"%d,1\n" % number for number in numbers))
     write(tmp_path / "no_key.csv", b"name,age\n1,2\n")
     write(tmp_path / "ragged.csv", b"key,age\n1,2\n3\n")

@@ -202,16 +202,12 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
     train, val, made, leaks = built
     suspects = {key for pair in made.mislabelled for key in pair}
     planted = {
-        "damaged": 1,
         "leaks": len(leaks),
         "mislabelled": len(suspects),
         "duplicates": len(made.exact - made.mislabelled),
         "similar": len(made.near - made.mislabelled),
-        "empty-classes": 0,
-        "quarantined": 0,
-        "cmyk": 1,
-        "exif-orientation": 1,
-        "tiny": 1,
+        **dict.fromkeys(("empty-classes", "quarantined"), 0),
+        **dict.fromkeys(("damaged", "cmyk", "exif-orientation", "tiny"), 1),
     }
 
     fitting = gate(train, planted, against=val, workers=2)
