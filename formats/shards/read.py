@@ -224,11 +224,6 @@ def address_dtype(key_bytes: int) -> np.dtype[np.void]:
     return np.dtype([("key", f"S{max(1, key_bytes)}"), *fixed])
 
 
-def place_of(link: Path) -> str:
-    """Return the path of the archive that a dataset's link leads to, even if it is missing."""
-    return os.path.realpath(link)
-
-
 def advice_for(link: Path) -> str:
     """Return the advice for an archive that is not the indexed one."""
     return (
@@ -239,7 +234,7 @@ def advice_for(link: Path) -> str:
 
 def not_indexed(link: Path, issue: str) -> ShardDamaged:
     """Return the error for an archive that is not the indexed one; it names the archive."""
-    return ShardDamaged(f"{issue}; {advice_for(link)}", path=place_of(link))
+    return ShardDamaged(f"{issue}; {advice_for(link)}", path=os.path.realpath(link))
 
 
 MOST_ARCHIVE_BYTES = 1 << 62
@@ -306,7 +301,7 @@ class IndexedArchive:
 def changed_in(link: Path, region: Region) -> str:
     """Return the finding for a region whose bytes have changed."""
     return (
-        f"the SHA-256 of bytes {region.start} to {region.stop} of {place_of(link)} differs from the "
+        f"the SHA-256 of bytes {region.start} to {region.stop} of {os.path.realpath(link)} differs from the "
         f"manifest; {advice_for(link)}"
     )
 
@@ -524,13 +519,13 @@ class Shard(Owned, Closable):
     def _cut_off(self, ordinal: int) -> ShardDamaged:
         return ShardDamaged(
             f"ends before record {ordinal} of {self.path.name} does; {self._advice}",
-            path=place_of(self.file.path),
+            path=os.path.realpath(self.file.path),
         )
 
     def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
         return CorruptRecord(
             f"record {ordinal} does not match its CRC-32C; {self._advice}",
-            path=self.path.parent if self.file.path == self.path else place_of(self.file.path),
+            path=self.path.parent if self.file.path == self.path else os.path.realpath(self.file.path),
             shard=self.path.name,
             key=key.decode("utf-8", "replace"),
         )

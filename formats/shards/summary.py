@@ -14,7 +14,7 @@ from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.header import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.read import ARCHIVE_NAME, Rows, place_of
+from shardprep.formats.shards.read import ARCHIVE_NAME, Rows
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         classes_present=int(np.count_nonzero(present >= 0)),
         per_class=(int(counts.min()), int(counts.max())),
         disk_bytes=sum(f.size for f in manifest.files),
-        archive=place_of(dataset.path / ARCHIVE_NAME) if manifest.archive else None,
+        archive=os.path.realpath(dataset.path / ARCHIVE_NAME) if manifest.archive else None,
         shards=len(manifest.shards),
         order=manifest.plan["order"],
         seed=manifest.plan["seed"],

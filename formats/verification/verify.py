@@ -48,15 +48,7 @@ from shardprep.formats.shards.manifest import (
     checked_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import (
-    ARCHIVE_NAME,
-    FileEntry,
-    Rows,
-    advice_for,
-    changed_in,
-    hash_region,
-    place_of,
-)
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, changed_in, hash_region
 from shardprep.formats.storage.cache import AT_ONCE as DOWNLOADS_AT_ONCE, FileCache
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder
@@ -378,7 +370,7 @@ class _Verification:
     def _archive_issue(self) -> str:
         link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
         issue = archive.issue(self.report.dataset) if archive else ""
-        return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
+        return issue and f"{os.path.realpath(link)} {issue}; {advice_for(link)}"
 
     def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:
         issue: str | None = None
