@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from shardprep.loaders import Loader, Receipt
 from support.loaded import epoch_of, loader_on, numbers_in
 from support.ports import free_port
 from support.repository import SUPPORT
+from support.scripts import piped
 
 TIMEOUT_S = 240
 
@@ -37,16 +36,7 @@ def free_address() -> str:
 def told_by(folder: Path, program: str, *arguments: tuple[object, ...]) -> list[Told]:
     """Run a program with each of the arguments, all at once; return what they told."""
     (folder / "train.py").write_text(program)
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "train.py"), *map(str, each)],
-            env=os.environ | {"PYTHONPATH": SUPPORT},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for each in arguments
-    ]
+    started = [piped(folder / "train.py", *each, PYTHONPATH=SUPPORT) for each in arguments]
     try:
         said = [process.communicate(timeout=TIMEOUT_S) for process in started]
     finally:

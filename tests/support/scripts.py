@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from support.process_table import text_of
 from support.tensorflow_log import without_tensorflow_log
@@ -20,6 +21,13 @@ Start = Callable[[str], subprocess.Popen[str]]
 TIMEOUT_S = 240  # for a busy machine, far above what programs need
 
 
+def piped(*words: object, cwd: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+    """Start Python in a new session, with its output and errors in pipes."""
+    command, env = [sys.executable, *map(str, words)], os.environ | environ
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **pipes)
+
+
 @contextmanager
 def scripts(folder: Path, prelude: str, **environ: str) -> Iterator[Start]:
     """Start programs of the prelude and a body, each in a new session; all are killed at the end."""
@@ -28,15 +36,7 @@ def scripts(folder: Path, prelude: str, **environ: str) -> Iterator[Start]:
     def start(body: str) -> subprocess.Popen[str]:
         script = folder / f"train{len(started)}.py"
         script.write_text(prelude + body)
-        process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env=os.environ | {"PYTHONWARNINGS": "error"} | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
+        started.append(process := piped(script, PYTHONWARNINGS="error", **environ))
         return process
 
     yield start

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from shardprep.formats import convert, make_sample
 from support.repository import ROOT
-from support.scripts import session_of
+from support.scripts import piped, session_of
 from support.tensorflow_log import without_tensorflow_log
 from support.waiting import until
 
@@ -25,15 +24,11 @@ OF_TORCH = ("torchelastic_", "torchinductor_")  # what torch itself leaves in th
 def run(name: str, *words: object, temporary: Path, launcher: tuple[str, ...] = ()) -> str:
     """What an example prints; it warns of nothing, and leaves neither a file nor a process."""
     temporary.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, *launcher, EXAMPLES / name, *map(str, words)],
-        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
-        cwd=temporary.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    environ, command = (
+        {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        (*launcher, EXAMPLES / name, *words),
     )
+    process = piped(*command, cwd=temporary.parent, **environ)
     printed, said = process.communicate(timeout=240)
     assert (process.returncode, without_tensorflow_log(said)) == (0, "")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +13,7 @@ from shardprep.formats import verify
 from support.datasets import prep, tree
 from support.process_table import text_of
 from support.sampling import sampled, torture_except
+from support.scripts import piped
 from support.waiting import until
 
 TIMEOUT_S = 120.0
@@ -68,14 +67,8 @@ class Freezing:
         self._marker = folder / "marker"
         given = {"OUTPUT": f"{output}", "MARKER": f"{self._marker}", "AT": f"{at}"}
         variables = {f"FREEZE_{name}": value for name, value in given.items()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "shardprep", *map(str, words), "--workers", "1"],
-            env=os.environ | variables | {"PYTHONPATH": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command, variables["PYTHONPATH"] = ("-m", "shardprep", *words, "--workers", 1), str(folder)
+        self.process = piped(*command, **variables)
 
     def __enter__(self) -> Self:
         return self
