@@ -17,7 +17,7 @@ from shardprep.cli.commands.demo import demo, sample
 from shardprep.cli.commands.network import fetch, keygen, publish, serve
 from shardprep.cli.commands.replay import prove, replay
 from shardprep.cli.commands.report import find, gate, report
-from shardprep.cli.console.output import Reported, asks_for_json, failure_of
+from shardprep.cli.console.output import CommandError, asks_for_json, failure_of
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.runtime.processes import NOTHING_STARTS
 
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
         return failed(OperationError(NOTHING_STARTS), as_json=as_json)
 
 
-def failed(error: Reported, *, as_json: bool = False) -> int:
+def failed(error: CommandError, *, as_json: bool = False) -> int:
     """Report an error, unless the output has lost its reader, and return its exit code."""
     failure = failure_of(error)
     if not isinstance(error, BrokenPipeError):

@@ -138,7 +138,7 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
     "the fastest.",
     name="swept",
-    type=options.Parsed("sweep", _swept),
+    type=options.ParsedParam("sweep", _swept),
 )
 @options.file("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
 @options.file("--html", "FILE", "Also write a page with charts of the run.")

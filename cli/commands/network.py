@@ -50,7 +50,7 @@ def _shard_numbers(text: str) -> list[int]:
     "--shards",
     "NUMBERS",
     "Fetch only these shards, such as 0-9 or 3,5,7.",
-    type=options.Parsed("shards", _shard_numbers),
+    type=options.ParsedParam("shards", _shard_numbers),
 )
 @options.transfer(at_once=8, timeout_s=30, without="a byte")
 @options.output

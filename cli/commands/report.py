@@ -129,7 +129,7 @@ def _limit(text: str) -> Limit:
         raise ValueError(f"{text!r} is neither a number of records nor a share of them") from None
 
 
-LIMIT = options.Parsed("number", _limit)
+LIMIT = options.ParsedParam("number", _limit)
 NAMED_LIMITS = {
     "leaks": "Images equal or similar to one in the --against dataset.  [default: 0 with --against]",
     "duplicates": "Images with the same bytes as an earlier one.",

@@ -36,7 +36,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A decorator that adds one or more options to a command."""
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+class ParsedParam(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """A parameter type with a parsing function, whose ValueError, but no other error, is a usage error.
 
     ``name`` is the value's name in the help; ``completion`` is "file" or "dir" if a shell can complete it.
@@ -79,12 +79,12 @@ def _shuffle(text: str) -> Shuffle | None:
 
 
 NAMED = ("train", "eval", "none")  # transforms
-SIZE = Parsed("size", parse_bytes)
-PART = Parsed("part", _part)
-FOLDER = Parsed("folder", user_path, "dir")
-FOLDER_OR_URL = Parsed("folder or URL", _path_or_url, "dir")
-ANY_PATH = Parsed("path", user_path, "file")
-PATH_OR_URL = Parsed("path or URL", _path_or_url, "file")
+SIZE = ParsedParam("size", parse_bytes)
+PART = ParsedParam("part", _part)
+FOLDER = ParsedParam("folder", user_path, "dir")
+FOLDER_OR_URL = ParsedParam("folder or URL", _path_or_url, "dir")
+ANY_PATH = ParsedParam("path", user_path, "file")
+PATH_OR_URL = ParsedParam("path or URL", _path_or_url, "file")
 
 
 class NamedInErrors(click.Command):
@@ -149,7 +149,7 @@ LOADER: tuple[Option, ...] = (
         "--shuffle",
         "WINDOW|none|global",
         "Shuffle window: a number of records, or bytes such as 2GiB.",
-        type=Parsed("shuffle", _shuffle),
+        type=ParsedParam("shuffle", _shuffle),
         default="10000",
     ),
 )

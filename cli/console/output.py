@@ -161,7 +161,7 @@ ADVICE = {
     ),
 }
 
-Reported = ShardprepError | click.ClickException | OSError | ImportError | MemoryError | Interrupted
+CommandError = ShardprepError | click.ClickException | OSError | ImportError | MemoryError | Interrupted
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Failure:
                 print_json({"error": self.to_json()})
 
 
-def failure_of(error: Reported) -> Failure:
+def failure_of(error: CommandError) -> Failure:
     match error:
         case ShardprepError():
             data = {

@@ -37,7 +37,7 @@ def _transform_name(text: str) -> str:
     return text
 
 
-TRANSFORM_NAME = options.Parsed("transform", _transform_name)
+TRANSFORM_NAME = options.ParsedParam("transform", _transform_name)
 """One of NAMED, or the import path of a transform: "my.module:name"."""
 
 

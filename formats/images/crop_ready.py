@@ -9,7 +9,8 @@ of independent segments, each R MCUs wide and one MCU high. The headers with a n
 by the segments of a rectangle with renumbered markers, are a JPEG of that rectangle. Any decoder gives the
 same pixels for it, except within two pixels of the cut, where the neighbours' colours are missing.
 
-The table of segments is an APP15 segment before all other headers. It also has the original image's SHA-256.
+The table of segments is an APP15 segment after the image's other application segments and before all other
+headers. It also has the original image's SHA-256.
 """
 
 from __future__ import annotations
