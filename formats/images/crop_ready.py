@@ -39,6 +39,7 @@ from shardprep.formats.images.header import (
     MAX_MARKERS,
     ImageFlag,
     ImageInfo,
+    frame_of,
     marker_segments,
     read_image_header,
 )
@@ -233,20 +234,19 @@ def grid_interval(image: bytes) -> int:
 
 def with_grid(image: bytes, sha256: bytes) -> bytes:
     """Return a sequential JPEG with a table of its segments. Raises BadImage unless they form a grid."""
-    frame, before, frame_at, interval, scan = _frame(image), None, 0, 0, 0
-    for marker, start, stop in marker_segments(image):
-        scan = stop
-        if before is None and marker not in APPLICATION:
-            before = start - 4
+    frame, segments = _frame(image), list(marker_segments(image))
+    before = next(start - 4 for marker, start, _ in segments if marker not in APPLICATION)
+    frame_at, interval, scan = before, 0, segments[-1][2]
+    for marker, start, _ in segments:
         if marker in SEQUENTIAL_FRAMES:
             frame_at = start - 4
         elif marker == DRI:
             (interval,) = struct.unpack_from(">H", image, start)
     columns, remainder = divmod(frame.mcus[0], interval) if interval else (0, 1)
     lengths = _lengths(image, scan)
-    if remainder or before is None or len(lengths) != columns * frame.mcus[1]:
-        raise BadImage("a JPEG with restart markers that form no grid")
     places = frame_at - before, scan - before
+    if remainder or max(places) > 0xFFFF or len(lengths) != columns * frame.mcus[1]:
+        raise BadImage("a JPEG with restart markers that form no grid")
     table = TABLE.pack(SIGNATURE, VERSION, sha256, *frame, interval, columns, *places) + lengths.tobytes()
     segment = b"\xff\xef" + struct.pack(">H", len(table) + 2) + table
     return b"".join((image[:before], segment, image[before:]))
@@ -280,10 +280,10 @@ def marked(image: bytes, info: ImageInfo) -> ImageInfo:
 
 def _frame(image: bytes) -> _Frame:
     """Return the frame. Raises NotCropReady for an unsupported JPEG, BadImage for a malformed one."""
-    for marker, start, _ in marker_segments(image):
+    for marker, start, stop in marker_segments(image):
         if 0xC0 <= marker <= 0xC2:
-            _, height, width, components = struct.unpack_from(">BHHB", image, start)
-            factors = [divmod(image[start + 7 + 3 * n], 16) for n in range(components)]
+            height, width, components = frame_of(image[start:stop])
+            factors = [divmod(each, 16) for each in image[start + 7 : start + 7 + 3 * components : 3]]
             names = image[start + 6 : start + 6 + 3 * components : 3]
             if components == 1:
                 return _Frame(width, height, 8, 8)

@@ -383,7 +383,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
     frame: tuple[int, int, int] | None = None
     for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
-            frame = _frame(image[start:stop])
+            frame = frame_of(image[start:stop])
             if marker in PROGRESSIVE_FRAMES:
                 flags |= ImageFlag.PROGRESSIVE
         elif marker == APP14 and image[start : start + 5] == b"Adobe":
@@ -416,7 +416,7 @@ def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
     with suppress(BadImage):
         for marker, start, stop in marker_segments(image):
             if marker in STARTS_OF_FRAME:
-                height, width, _ = _frame(image[start:stop])
+                height, width, _ = frame_of(image[start:stop])
                 return (width, height) if width and height else None
     return None
 
@@ -465,7 +465,7 @@ def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int
     raise BadImage(f"a JPEG of more than {MAX_MARKERS} markers before its first scan")
 
 
-def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+def frame_of(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     """Return (height, width, components) from the payload of a start of frame."""
     if len(payload) < 6 or len(payload) < 6 + 3 * payload[5]:
         raise BadImage("a JPEG frame header that is too short")

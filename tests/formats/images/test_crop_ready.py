@@ -178,6 +178,12 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a second scan": lambda image: image[:-2] + image[image.index(b"\xff\xda") :],
     "truncated": lambda image: image[: len(image) * 2 // 3],
     "trailing bytes": lambda image: image + b"\0",
+    "long headers": lambda image: image.replace(
+        b"\xff\xc0", segment(0xFE, bytes(65000)) * 2 + b"\xff\xc0", 1
+    ),
+    "a cut frame": lambda image: image.replace(
+        b"\xff\xc0", segment(0xC0, b"\x08\0\1\0\1\xff") + b"\xff\xc0", 1
+    ),
 }
 
 
