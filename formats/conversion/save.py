@@ -212,7 +212,7 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         layout=LAYOUT,
         entries=entries,
         labels=items.coder.labels(-1),
-        reader=HeldItems(),
+        reader=ItemReader(),
         options=items.coder.form.to_json() | {"first": f"sha256:{digest.hexdigest()}"},
         schema=items.coder.schema,
         has_images=items.coder.has_images,
@@ -243,7 +243,7 @@ def _jobs(
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
     for job, own in zip(jobs, numbers, strict=True):
-        yield held_job(job, list(islice(items, len(own))), own) if own else job
+        yield job_of_items(job, list(islice(items, len(own))), own) if own else job
 
 
 def _streamed(
@@ -263,7 +263,7 @@ def _streamed(
             shard = Unit(name, number, first, done, size=0, key_bytes=1)
             ProgressCounters(work_folder.run, [shard])
             (job,) = shard_jobs(replace(planned, shards=(shard,)), [shard], work_folder)
-            built.append(build_shard(held_job(job, group, range(first, done))))
+            built.append(build_shard(job_of_items(job, group, range(first, done))))
             shards.append(shard)
     planned = replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32))
     return replace(prepared, planned=planned), built
@@ -571,7 +571,7 @@ def _labelled(
 
 
 @dataclass(frozen=True)
-class HeldItems(ByteReader):
+class ItemReader(ByteReader):
     """A reader of encoded items. An entry's ``mtime_ns`` is its index in ``items``, its offset its number."""
 
     items: tuple[EncodedItem, ...] = ()
@@ -585,16 +585,16 @@ class HeldItems(ByteReader):
     def where(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
 
-    def open(self) -> AbstractContextManager[HeldItems]:
+    def open(self) -> AbstractContextManager[ItemReader]:
         return nullcontext(self)
 
 
-def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
+def job_of_items(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
     """Return the job with these items, and their numbers, in place of its placeholders."""
     entries = entries_of(items, numbers)
     size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
     shard = replace(job.shard, size=size, key_bytes=entries.dtype["key"].itemsize)
-    return replace(job, entries=entries, shard=shard, reader=HeldItems(tuple(items)))
+    return replace(job, entries=entries, shard=shard, reader=ItemReader(tuple(items)))
 
 
 def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
@@ -614,7 +614,7 @@ def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     numbers: list[int] = job.entries["offset"].tolist()
     found = _source(source).pick(iter(numbers))
     items = [coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
-    return build_shard(held_job(job, items, numbers))
+    return build_shard(job_of_items(job, items, numbers))
 
 
 _source = lru_cache(maxsize=1)(ForkingPickler.loads)  # shared by all shards of a worker
