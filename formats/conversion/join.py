@@ -154,10 +154,10 @@ def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) ->
     if path.is_dir():
         return of_dataset(path, part, choice, keys, manifest.split)
     if path.suffix.lower() != ".npy":
-        return of_table(path.resolve(), part or choice.name, choice, keys)
+        return of_table(path.absolute(), part or choice.name, choice, keys)
     if part:
         raise UsageError("is an array, which has no columns", path=path)
-    return of_array(path.resolve(), choice, manifest.records)
+    return of_array(path.absolute(), choice, manifest.records)
 
 
 ROW_BYTES = 64  # per value, in a column's table, its rows with digests, and a container

@@ -76,9 +76,9 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
     made(tmp_path / "masks", grey=True, suffix="bmp")
     np.save(tmp_path / "vectors.npy", stored(dataset, lambda n: np.full((2, 3), n, ">f4")))
     np.save(tmp_path / "ages.npy", stored(dataset, lambda n: n).astype(np.uint8))
-    write(
-        tmp_path / "t.csv", as_csv([{"key": f"{n}", "caption": f"a\n{n}"} for n in range(9)][::-1]).encode()
-    )
+    rows = [{"key": f"{n}", "caption": f"a\n{n}"} for n in range(9)]
+    write(tmp_path / "blob", as_csv(rows[::-1]).encode())
+    (tmp_path / "t.csv").symlink_to("blob")
     write(
         tmp_path / "t.jsonl",
         as_json_lines([{"path": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]).encode(),
