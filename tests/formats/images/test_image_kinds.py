@@ -84,14 +84,8 @@ def test_a_header_says_what_the_decoder_makes_of_it(image: bytes, info: ImageInf
 
 
 LOSS = {"alpha.tiff": 60, "colour.gif": 80, "animated.gif": 80, "colour.jp2": 60, "bare.j2k": 60}
-NEAR = [
-    name
-    for name in KINDS
-    if name.startswith(
-        ("colour.", "lossless", "lossy", "lzw", "deflate", "jpeg", "deep-colour", "bare", "animated")
-    )
-    or name in ("deep.ppm", "deep.avif", "pages.tiff")
-]
+STARTS = ("colour.", "lossless", "lossy", "lzw", "deflate", "jpeg", "deep-colour", "bare", "animated")
+NEAR = [name for name in KINDS if name.startswith(STARTS) or name in ("deep.ppm", "deep.avif", "pages.tiff")]
 
 
 @pytest.mark.parametrize("name", [*NEAR, "alpha.avif", "alpha.webp", "alpha.bmp", "alpha.tiff"])
