@@ -229,12 +229,10 @@ def test_what_was_skipped_is_summed_up_by_cause_with_a_warning_of_an_emptied_cla
 
 def test_a_shard_of_bad_images_only_has_columns_of_one_size(tmp_path: Path) -> None:
     examples = [tfds(n, height=n) | ({"image": b"bad"} if n == 1 else {}) for n in range(3)]
-    write_tfrecord(tmp_path / "train.tfrecord", examples)
+    write_tfrecord(source := tmp_path / "train.tfrecord", examples)
     np.save(tmp_path / "widths.npy", np.arange(2))
 
-    manifest = converted(
-        tmp_path / "train.tfrecord", tmp_path / "out", shard_size=1, on_bad_image="skip", order="key"
-    )
+    manifest = converted(source, tmp_path / "out", shard_size=1, on_bad_image="skip", order="key")
     join(tmp_path / "out", {"width": tmp_path / "widths.npy"}, workers=0)
 
     assert [shard.records for shard in manifest.shards] == [1, 0, 1]

@@ -154,9 +154,7 @@ def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:
 def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Path) -> None:
     roots = set()
     for container in CONTAINERS:
-        manifest = write_columns(
-            tmp_path / container, options=PlanOptions(container=container, shard_size=9000)
-        )
+        manifest = write_columns(tmp_path / container, options=PlanOptions(container, shard_size=9000))
         roots.add((manifest.content_root, manifest.records_root))
         assert read_manifest(tmp_path / container) == manifest
     other = write_columns(tmp_path / "less", schema=Schema(EVERY_KIND.fields[:-1]))
