@@ -241,7 +241,10 @@ def recognise(
     if isinstance(path, Location):
         source: Source = remote_tars(path, check_md5=check_md5)
     elif path.exists():
-        source = _recognised(path.resolve(), wanted, check_md5, options)
+        target = path.resolve()
+        if path.is_file() and path.suffix != target.suffix:  # a link to a blob, whose name says nothing
+            target = path.absolute()
+        source = _recognised(target, wanted, check_md5, options)
     else:
         raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
     _refuse_others(options, source)
