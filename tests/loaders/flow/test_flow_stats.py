@@ -134,8 +134,10 @@ def test_only_what_came_after_other_stats_counts_also_when_the_flow_is_closed() 
 
 
 def test_before_a_second_item_nothing_is_known() -> None:
-    items = iter(flow := numbers())
-    stats = [flow.stats(), next(items) or flow.stats()]
+    flow = numbers()
+    items, stats = iter(flow), [flow.stats()]
+    next(items)
+    stats.append(flow.stats())
 
     assert [each.verdict for each in stats] == [None, None]
     assert [each.loads for each in stats] == [(), ()]
