@@ -195,7 +195,7 @@ def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_a
             assert len(epoch_of(good)) == 21
             assert len(epoch_of(given)) == 11
             with pytest.raises(
-                UsageError, match=r"rank 0 of 1, but the Loader.*rank 1 of 2.*train_dataloader"
+                UsageError, match=r"rank 0 of 1 .*, but rank 1 of 2 .* the Loader.*train_dataloader"
             ):
                 iter(other)
 
