@@ -471,7 +471,7 @@ class MadeUp:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, tuple | list) or len(self.size) != 2:
+        if not isinstance(self.size, tuple | list | np.ndarray) or len(self.size) != 2:
             raise UsageError(f"size must be (height, width), not {self.size!r}")
         sides = [("each side of size", side) for side in self.size]
         for name, value in [("batch_size", self.batch_size), ("classes", self.classes), *sides]:

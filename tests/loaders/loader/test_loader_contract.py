@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
@@ -32,7 +33,7 @@ def make_loader(lmdb_shards: Path) -> Make:
 def make(request: pytest.FixtureRequest, make_loader: Make) -> Make:
     if request.param == "Loader":
         return make_loader
-    return lambda: FakeData(8, batch_size=20, size=(8, 8), classes=4)
+    return lambda: FakeData(8, batch_size=20, size=np.array([8, 8]), classes=4)
 
 
 def test_a_step_is_replayed_shown_and_compared(make_loader: Make) -> None:
