@@ -183,8 +183,7 @@ def bench_loader(
 
     splits = datasets_in(dataset)
     cached: dict[str, Any] = {"cache": cache, "cache_limit": cache_limit}
-    options.check_replaced(html)
-    options.check_replaced(trace)
+    options.check_replaced(html, trace)
     for file, option in ((trace, "--trace"), (html, "--html")):
         if file and splits:
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")

@@ -73,8 +73,7 @@ def report(
     file, which loads nothing and runs no scripts. In a folder of splits, each split gets a page, such as
     report-train.html.
     """
-    options.check_replaced(output)
-    options.check_replaced(save_findings)
+    options.check_replaced(output, save_findings)
     if run and dataset is None:
         refuse_typed(OF_A_DATASET, typed_options(), "for a DATASET, not for a run")
         from shardprep.loaders.engine.trace import LARGEST_TRACE

@@ -214,19 +214,24 @@ def transform_of(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def check_replaced(file: Path | None) -> None:
-    """Raise OperationError if the file cannot be written or replaced; called before the work begins."""
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise OperationError("its folder does not exist; make it, or choose another path", path=file)
-    if (file.parent / INDEX_NAME).exists():
-        raise OperationError(
-            "is in the folder of a dataset, which it would damage; choose another path", path=file
-        )
-    check_replaceable(file)
-    if not os.access(file.parent, os.W_OK):
-        raise OperationError("cannot be written; choose another path", path=file)
+def check_replaced(*files: Path | None) -> None:
+    """Raise OperationError if a file cannot be written or replaced; called before the work begins.
+
+    Raises UsageError if two of the files are the same.
+    """
+    given = [file for file in files if file is not None]
+    for file in given:
+        if not file.parent.is_dir():
+            raise OperationError("its folder does not exist; make it, or choose another path", path=file)
+        if (file.parent / INDEX_NAME).exists():
+            raise OperationError(
+                "is in the folder of a dataset, which it would damage; choose another path", path=file
+            )
+        check_replaceable(file)
+        if not os.access(file.parent, os.W_OK):
+            raise OperationError("cannot be written; choose another path", path=file)
+        if sum(file.resolve() == other.resolve() for other in given) > 1:
+            raise UsageError("is the path of two outputs; give each its own", path=file)
 
 
 CONNECT_TIMEOUT_S = 10

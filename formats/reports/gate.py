@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
 from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
-from shardprep.formats.runtime.progress import Progress, check_flags
+from shardprep.formats.runtime.progress import Progress, check_flags, is_number
 from shardprep.formats.shards.manifest import read_manifest
 
 OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look alike": "similar"}
@@ -145,11 +146,12 @@ def gate(
     for name, limit in wanted.items():
         if name not in KINDS:
             raise UsageError(f"unknown limit {name!r}; choose from {', '.join(KINDS)}")
-        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-        if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):
+        is_whole = isinstance(limit, Integral)
+        if not is_number(limit) or limit < 0 or (limit >= 1 and not is_whole):
             raise UsageError(
                 f"the limit of {name} must be a number of records, or a share below 1, not {limit!r}"
             )
+        wanted[name] = int(limit) if is_whole else float(limit)  # also numbers of NumPy
     if not wanted and root is None and not canaries:
         raise UsageError(f"a gate needs a root, canaries or a limit; limits are {', '.join(KINDS)}")
     if "leaks" in wanted and against is None:

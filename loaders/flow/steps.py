@@ -493,6 +493,10 @@ class Mix(RandomlyCombined):
                 left[n] = left[n] - cost if found else 0
                 if found:
                     yield found.pop()
+            if cost and any(list(islice(rest, 1)) for rest in passes):
+                raise UsageError(
+                    "a flow in mix() has more items than its len says: correct it, or give weights"
+                )
 
 
 @dataclass(frozen=True)

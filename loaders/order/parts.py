@@ -164,10 +164,8 @@ class Partition:
 
         A window of 0 is the stored order.
         """
-        runs, is_all = (
-            self.runs(window, seed=seed, epoch=epoch),
-            self.of == 1 and not 0 < window < self.records,
-        )
+        runs = self.runs(window, seed=seed, epoch=epoch)
+        is_all = self.of == 1 and not 0 < window < self.records
         return DisplacedOrder(
             self.records,
             window=max(1, min(window, self.records)),

@@ -50,8 +50,12 @@ def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(f
 
 def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -> None:
     words = ("report", "shards", "-o", "all.html", "--pixels", "none", "--save-findings", "found.json")
-    done = prep_here(*words, cwd=folder)
+    done, twice = (
+        prep_here(*words, cwd=folder),
+        prep_here(*words[:4], "--save-findings", "./all.html", cwd=folder),
+    )
 
+    assert (twice.returncode, "is the path of two outputs" in twice.stderr) == (2, True)
     assert "record numbers: found-val.json" in done.stdout
     for name in ("train", "val", "test"):
         found = json.loads((folder / f"found-{name}.json").read_text())

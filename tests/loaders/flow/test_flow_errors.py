@@ -170,6 +170,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
         (lambda n=n: Flow.from_iterable(Sized(n)), f"has {n} items, but pass 0 had 5: give Flow.from_c")
         for n in (4, 6)
     ),
+    (lambda: over(1).mix(Flow.from_iterable(Sized(4))), r"mix\(\) has more items than its len says"),
     (ends_later, "pass 1 of a flow that is repeated without end had no items"),
 ]
 
