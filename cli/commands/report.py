@@ -196,7 +196,7 @@ def gate(
     file_root, limits = read_limits(file) if file else (None, {})
     named = {name: chosen.pop(f"max_{name}") for name in NAMED_LIMITS}
     typed = {name: limit for name, limit in named.items() if limit is not None}
-    limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
+    limits = {"damaged": 0} | limits | others | typed
     root = root or file_root
     if root is not None and splits_of(dataset):
         raise click.UsageError(

@@ -280,6 +280,10 @@ class Conversion:
         self.plan_options = plan_options or PlanOptions()
         self.options = options or ConvertOptions()
         self.source_options = source_options or SourceOptions()
+        forms = {"plan_options": PlanOptions, "options": ConvertOptions, "source_options": SourceOptions}
+        for name, form in forms.items():
+            if not isinstance(given := getattr(self, name), form):
+                raise UsageError(f"{name} must be a {form.__name__}, or None, not {given!r}")
         self.part = part
         self.kept_shards = kept_shards
         if part and not 1 <= part[0] <= part[1]:

@@ -108,7 +108,8 @@ def export(
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
     """
-    if checked_int(shard_size, "the shard size", least=1) > 4 << 30:
+    shard_size = checked_int(shard_size, "the shard size", least=1)
+    if shard_size > 4 << 30:
         raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; choose from {', '.join(FORMATS)}")

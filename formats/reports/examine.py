@@ -369,7 +369,9 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
     """
     dataset, rng = names.datasets[0], np.random.default_rng(seed)
     labels = dataset.index["label"]
-    if classes:
+    if isinstance(classes, str):
+        raise UsageError(f"classes must be a list of names, such as [{classes!r}]")
+    if classes := tuple(classes):
         chosen = []
         for name in dict.fromkeys(classes):
             if name not in dataset.space.label_of:
@@ -466,6 +468,8 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
     manifest, shards = dataset.manifest, dataset.manifest.shards
     archives, checked = manifest.source_objects("archives"), manifest.archive_md5
     number, example = 0, None
+    if not isinstance(key, str | None):
+        raise UsageError(f"a record is named by its key, which is text, not {key!r}")
     if key is not None:
         found = np.flatnonzero(dataset.index["key"] == key.encode("utf-8", "surrogatepass"))
         if not len(found):

@@ -129,7 +129,8 @@ def gate(
             largest share of the dataset's records.
         root: The required root; checked first, and nothing is read if it differs.
         canaries: Whether this machine must decode images to the reference pixels, as most machines do.
-        against: The folder of another dataset, required for "leaks".
+        against: The folder of another dataset, whose images must not be in this one: required for the limit
+            of "leaks", which is then 0 by default.
         pixels: The images to read: "all", "sample", or "none" if no limit needs them.
         workers: Number of processes that decode; None is one per usable CPU.
         progress: Receives the progress; None shows a bar in a notebook.
@@ -142,7 +143,7 @@ def gate(
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     check_flags(canaries=canaries)
-    wanted = dict(limits)
+    wanted = ({} if against is None else {"leaks": 0}) | dict(limits)
     for name, limit in wanted.items():
         if name not in KINDS:
             raise UsageError(f"unknown limit {name!r}; choose from {', '.join(KINDS)}")

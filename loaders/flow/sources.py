@@ -499,7 +499,7 @@ class MadeUp:
     def batch(self, number: int) -> tuple[Any, npt.NDArray[np.int64]]:
         """Return the images and labels of the batch with this number, after the delay."""
         if self.seconds:  # a sleep of 0 would still hand the CPU to other processes
-            time.sleep(self.seconds * self.batch_size)
+            time.sleep(float(self.seconds) * self.batch_size)
         known, images = self._records
         labels = aligned(8 * self.batch_size).view(np.int64)
         start = number % (self.batch_size + 1)

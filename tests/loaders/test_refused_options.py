@@ -205,6 +205,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
     (open_dataset, [({"path": wrong}, "a path is needed here") for wrong in ("", None, 5, b"lmdb")]),
     (partial(convert, "archives"), [({"output": None}, "a path is needed here")]),
+    (partial(convert, "a", "b"), [({"options": shardprep.PlanOptions()}, "must be a ConvertOptions")]),
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
     (partial(find, "lmdb"), [({"images": 5}, "images must be a list of paths")]),
     (partial(find, "lmdb", []), each_of(near=("no",))),

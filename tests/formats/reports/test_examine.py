@@ -149,12 +149,16 @@ def test_a_sample_of_all_images_misses_none(built: Built) -> None:
 
 
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:
-    with pytest.raises(UsageError, match=r"has no class 'beee'; close are bee"):
-        report(built[0], classes=["beee"])
-    with pytest.raises(UsageError, match="unknown pixels 'some'"):
-        report(built[0], pixels="some")
-    with pytest.raises(UsageError, match="a seed must be a whole number"):
-        report(built[0], seed=-1)
+    misuses: list[tuple[str, Any, str]] = [
+        ("classes", ["beee"], "has no class 'beee'; close are bee"),
+        ("classes", "bee", "must be a list of names"),
+        ("record", 5, "named by its key"),
+        ("pixels", "some", "unknown pixels 'some'"),
+        ("seed", -1, "a seed must be a whole number"),
+    ]
+    for name, value, says in misuses:
+        with pytest.raises(UsageError, match=says):
+            report(built[0], **{name: value})
 
 
 def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Path) -> None:
@@ -248,6 +252,7 @@ def test_no_shard_is_read_without_pixels_for_another_root_or_a_limit_of_the_inde
 
     assert ([check.name for check in found.checks], found.passed) == (["root"], False)
     assert (found.looked_at, str(found.checks[0])) == (0, f"{root}, not sha256:00")
+    assert gate(train, {"cmyk": 9}, against=train, pixels="sample").checks[0].name == "leaks"
     assert gate(train, {"cmyk": np.int64(0), "empty-classes": np.float32(0.5)}).looked_at == 0
 
 
