@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shardprep.formats.exports.format import ExportFormat, ExportRecord
+from shardprep.formats.records.record import ImageClass
 from shardprep.formats.records.schema import Field
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.sources.tfrecord import HEAD, TAIL, masked_crc
@@ -40,7 +41,8 @@ def bytes_feature(*values: bytes) -> Feature:
 
 def float_feature(values: Iterable[float]) -> Feature:
     """Return a feature of floats, rounded to 32 bits."""
-    return _field(_SECOND, _field(_FIRST, np.asarray([*values], "<f4").tobytes()))
+    with np.errstate(over="ignore"):
+        return _field(_SECOND, _field(_FIRST, np.asarray([*values], "<f4").tobytes()))
 
 
 def int_feature(values: Iterable[int]) -> Feature:
@@ -63,7 +65,7 @@ RAW = ("float64", "uint64", "complex64", "complex128")
 class TFRecord(ExportFormat):
     """Files of records with images, labels from 1 on, boxes and columns.
 
-    Features without a value are omitted, such as ``image/class/…`` of records without a label.
+    A record without a label has 0 and no synset, as the official scripts' background, if there are classes.
     """
 
     name = "tfrecord"
@@ -92,8 +94,8 @@ class TFRecord(ExportFormat):
             yield "image/width", int_feature([int(record.row["width"])])
             yield "image/channels", int_feature([channels])
             yield "image/colorspace", bytes_feature(space)
-        if record.label >= 0:
-            named = self.source.labels.classes[record.label]
+        if classes := self.source.labels.classes:
+            named = classes[record.label] if record.label >= 0 else ImageClass("")
             yield "image/class/label", int_feature([record.label + 1])
             yield "image/class/synset", bytes_feature(named.name.encode())
             if named.words is not None:
