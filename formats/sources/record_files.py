@@ -376,7 +376,21 @@ class RecordSource(Source):
                 found[split] = contents.scan(names, self.progress)
         for each in found.values():
             each.entries["label"] = classes.numbered()[1][each.entries["label"]]
+        schemas = [each.schema for each in found.values()]
+        for each in found.values():
+            each.schema = Schema(_widened(one, schemas) for one in each.schema)
         return found
+
+
+_HELD_BY = {"int": "int64[*]", "float": "float32[*]", "json": "float"}  # of another split's column
+_NOT_IN_JSON = ("json", "float", "image")
+
+
+def _widened(field: Field, schemas: Iterable[Schema]) -> Field:
+    """Return the field, or with the kind of this column in another split if that holds its values, too."""
+    kinds = {one.kind for schema in schemas for one in schema if one.name == field.name}
+    held_by = {_HELD_BY.get(field.kind), None if field.kind in _NOT_IN_JSON else "json"}
+    return Field(field.name, wide.pop()) if (wide := kinds & held_by) else field
 
 
 class RecordContents(ABC):

@@ -238,7 +238,7 @@ Example = tuple[Features, Mapping[str, Feature]]
 _SINGLE = {BYTES: "bytes", FLOATS: "float", INTEGERS: "int"}
 _LISTS = {BYTES: "json", FLOATS: "float32[*]", INTEGERS: "int64[*]"}
 _NAMED = r".+\.tfrec(?:ords?)?(?:-\d+-of-\d+)?"
-_FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+", re.DOTALL | re.ASCII)
+_FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+|.+\.record", re.DOTALL | re.ASCII)
 
 
 def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord | None:

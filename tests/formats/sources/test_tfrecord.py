@@ -164,21 +164,18 @@ def test_a_list_of_more_numbers_than_a_value_may_have_is_refused_by_their_count(
         reader.values(listing.entries[0])
 
 
-def test_lists_of_any_length_are_columns_and_names_that_tensorflow_datasets_writes_are_the_classes(
-    tmp_path: Path,
-) -> None:
+def test_lists_have_one_kind_in_all_splits_and_tfds_names_the_classes(tmp_path: Path) -> None:
     rows = [tfds(0, ids=[1, 2], tags=[b"x"], more=[]), tfds(1, ids=[3], tags=[], more=[0.5])]
     (tmp_path / "label.labels.txt").write_text("ant\nbee\ncat\n")
-    write_tfrecord(tmp_path / "a.tfrecord", rows)
+    write_tfrecord(tmp_path / "train.record", rows)
+    write_tfrecord(tmp_path / "val.record", [tfds(2, ids=[4], tags=[b"y"], more=[2.5])])
 
-    listing = recognise(tmp_path).listing("train")
-    found = records(listing)
+    listings = [recognise(tmp_path).listing(split) for split in ("train", "val")]
+    found = [row for each in listings for row in records(each).values()]
 
-    assert [each.name for each in listing.labels.classes] == ["ant", "bee", "cat"]
-    assert [(row["ids"].tolist(), row["tags"], row["more"].tolist()) for row in found.values()] == [
-        ([1, 2], ["x"], []),
-        ([3], [], [0.5]),
-    ]
+    assert [each.name for each in listings[0].labels.classes] == ["ant", "bee", "cat"]
+    values = [(row["ids"].tolist(), row["tags"], row["more"].tolist()) for row in found]
+    assert values == [([1, 2], ["x"], []), ([3], [], [0.5]), ([4], ["y"], [2.5])]
     for data in (b"\1\xff", b"\xff" * 9 + b"\2"):
         with pytest.raises(ValueError, match="a list of numbers is truncated, or one has more than 64 bits"):
             integers(data)
