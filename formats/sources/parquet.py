@@ -28,6 +28,7 @@ from shardprep.formats.sources.record_files import (
     FilesReader,
     RecordContents,
     RecordSource,
+    SplitFiles,
     chosen,
     column_name,
     naming_source,
@@ -176,10 +177,15 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
 
 
-def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRows | None:
-    """Return the source of a Parquet file or a folder of them, else None. Raises UsageError, OSError."""
+def parquet(
+    path: Path, split: str | None, options: SourceOptions, *, beside: SplitFiles | None = None
+) -> ParquetRows | None:
+    """Return the source of a Parquet file or a folder of them, else None. Raises UsageError, OSError.
+
+    Files with the names of the tars ``beside`` them are img2dataset's descriptions of these.
+    """
     files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
-    if files is None:
+    if files is None or (beside and files.stems <= beside.stems):
         return None
     arrow(path)
     return ParquetRows(files, options)

@@ -266,7 +266,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     if block.startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
     if not is_folder or not archives_in(path):  # files beside official tars are not sources
-        records = (webdataset(*given), tfrecord(*given), parquet(*given))
+        tars = webdataset(*given)
+        records = (tars, tfrecord(*given), parquet(*given, beside=tars.files if tars else None))
         if source := _only(records, "holds {}; give a folder or a file of one of them", path):
             return source
     one = path, split or "train", options

@@ -231,6 +231,10 @@ class SplitFiles:
     ignored: Mapping[str, int] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
 
+    @property
+    def stems(self) -> set[str]:
+        return {name.rpartition(".")[0] for names in self.of_split.values() for name in names}
+
     def missing(self, split: str) -> str:
         """Return a phrase on missing files, from names like ``train-00003-of-01024``; empty for none."""
         series: dict[tuple[str, ...], set[int]] = {}

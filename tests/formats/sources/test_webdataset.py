@@ -33,6 +33,7 @@ def shards(tmp_path: Path) -> Path:
     write_shard(folder / "photos-train-000001.tar", numbered(4, 5, 6))
     write_shard(folder / "photos-val-000000.tar", numbered(7, 8))
     (folder / "README.md").write_text("photos")
+    (folder / "photos-train-000001.parquet").touch()  # img2dataset writes one beside each tar
     return folder
 
 
@@ -41,7 +42,7 @@ def test_folders_beside_the_shards_may_be_outputs_but_neither_classes_nor_in_a_s
     (shards / ".hidden").touch()
     source = recognise(shards)
     assert source.splits == ("train", "val")
-    assert source.listing("train").ignored == {"other files": 1, "other hidden": 1}
+    assert source.listing("train").ignored == {"other files": 2, "other hidden": 1}
 
     (shards / "cat").mkdir()
     (shards / "cat/1.jpg").write_bytes(JPEG)
