@@ -242,6 +242,8 @@ class CocoInstances:
                 raise ValueError(f"the image {number} has no file_name, or no valid width and height")
             place = place_below(name, [self._walk.top])
             file = self._walk.find(place)
+            if file is None:  # Label Studio's paths begin with the name of the folder
+                file = self._walk.find(place := place.removeprefix(f"{self._walk.top.name}/"))
             if file is None:
                 self.missing[number] = self._walk.top / place
                 return

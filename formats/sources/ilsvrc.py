@@ -22,6 +22,7 @@ from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import Rows
+from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.devkit import (
     FIRST_VAL,
     FORMS,
@@ -383,6 +384,9 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
     names = walk.folders()
     walk.problems.raise_all()
     refuse_unpaired(path, names)
+    for file in walk.files() if len(names) == 1 else ():
+        if file.path.endswith(".json"):
+            refuse_coco_file(path / file.path)
     for name in names:
         has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
         if has_no_image or (len(names) == 1 and split_folders(path / name)):

@@ -104,9 +104,8 @@ def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
     fewer["annotations"] = [one for one in fewer["annotations"] if one["category_id"] == 3]
     coco(coco(tmp_path / "s"), fewer, name="val2017")
 
-    with pytest.raises(
-        LabelConflict, match=r"instances_val2017\.json: has different categories from instances_train2017"
-    ):
+    conflict = r"instances_val2017\.json: has different categories from instances_train2017"
+    with pytest.raises(LabelConflict, match=conflict):
         convert(tmp_path / "s", tmp_path / "out", workers=0)
 
 
@@ -128,9 +127,7 @@ def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
     assert done[0].manifest.schema["objects"].classes == ("car", "brush")
     assert len({one.manifest.content_root for one in (done[1], alone, named)}) == 1
     with open_dataset(done[1].path) as opened:
-        assert {record.key: len(record["boxes"]) for record in opened} == dict(
-            zip(NAMES, range(5), strict=True)
-        )
+        assert {record.key: len(record["boxes"]) for record in opened} == {NAMES[n]: n for n in range(5)}
 
     (tmp_path / "s/test/_annotations.coco.json").unlink()
     with pytest.raises(UsageError, match=r"test: lacks _annotations\.coco\.json, which other splits have"):
@@ -154,12 +151,12 @@ def test_the_split_is_a_word_of_the_files_name(name: str, split: str | None, tmp
             recognise(tmp_path / "s")
 
 
-@pytest.mark.parametrize("file", ["annotations/instances_train2017.json", "my labels.json"])
-def test_a_file_of_instances_as_source_says_what_to_run(file: str, tmp_path: Path) -> None:
-    write(tmp_path / file, json.dumps(coco_instances(NAMES), indent=1).encode())
-    write_pictures(tmp_path / "train2017", NAMES)
+@pytest.mark.parametrize("source", ["annotations/instances_train2017.json", "my labels.json", ""])
+def test_a_file_of_instances_as_or_in_source_says_what_to_run(source: str, tmp_path: Path) -> None:
+    write_pictures(tmp_path, names := [f"train2017/{name}" for name in NAMES])  # as in Label Studio
+    write(tmp_path / (source or "my labels.json"), json.dumps(coco_instances(names), indent=1).encode())
 
-    refused = prep_here("convert", tmp_path / file, tmp_path / "out")
+    refused = prep_here("convert", tmp_path / source, tmp_path / "out")
 
     assert refused.returncode == 2
     command = refused.stderr.partition("has COCO's annotations; give the folder of their images: prep ")[2]
