@@ -57,6 +57,7 @@ from shardprep.formats.sources.trees import (
     NON_IMAGES,
     FolderWalk,
     TreeReader,
+    holds_images,
     other_folders_note,
 )
 
@@ -437,6 +438,8 @@ def _table_in(folder: Path) -> Path | None:
     found = [folder / name for name in TABLES if (folder / name).is_file()]
     if len(found) > 1:
         raise UsageError(f"has {' and '.join(TABLES)}; keep one of them", path=folder)
+    if not found and (unread := folder / "metadata.parquet").is_file() and holds_images(folder):
+        raise UsageError(f"is not read beside images; write its rows to {TABLES[1]}", path=unread)
     return found[0] if found else None
 
 
