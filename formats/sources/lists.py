@@ -25,6 +25,7 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import Classes, EntryTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
+    IMAGE_SUFFIXES,
     SPLIT_COLUMN,
     SPLITS,
     ByteReader,
@@ -242,7 +243,8 @@ class ListedImages:
         if place is None:
             return
         with self.problems.collected():
-            file = self._walk.find(place)
+            suffixes = () if place.lower().endswith(IMAGE_SUFFIXES) else IMAGE_SUFFIXES
+            file = next(filter(None, (self._walk.find(place + each) for each in ("", *suffixes))), None)
             if file is None and not is_list:
                 missing = f"line {row.line}: {place} is missing; add it, or remove the row"
                 self.problems.add(SourceIncomplete(missing, path=table.file.path), "missing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -70,9 +71,9 @@ def place_below(path: str, roots: Sequence[Path]) -> str:
     """Return a path relative to the root, which has the names ``roots``. Raises ValueError for others."""
     if path.startswith("/"):
         root = next((root for root in roots if Path(path).is_relative_to(root)), None)
-        if root is None:
+        if root is None and not os.path.isfile(f"{roots[0]}{path}"):  # noqa: PTH113 - a Path raises for long names
             raise ValueError(f"{path[:200]!r} is not below {roots[0]}; give another --root")
-        path = str(Path(path).relative_to(root))
+        path = str(Path(path).relative_to(root or "/"))  # those of Places365 begin with a slash
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ValueError(f"{path[:200]!r} may lead out of the folder; write it without ..")

@@ -122,16 +122,15 @@ def test_a_link_is_refused_and_counted_or_followed_and_absolute_paths_may_begin_
         listing(tmp_path / "list.txt", text, root)
     found = listing(tmp_path / "list.txt", text, root, follow_symlinks=True)
 
-    assert {key: data for key, (_, data) in contents(found).items()} == {
-        "link.jpg": image("dog.jpg"),
-        "other.jpg": image("dog.jpg"),
-        "folder/1.jpg": image("cat/1.jpg"),
-    }
+    wanted = {"link.jpg": "dog.jpg", "other.jpg": "dog.jpg", "folder/1.jpg": "cat/1.jpg"}
+    assert {key: data for key, (_, data) in contents(found).items()} == {k: image(wanted[k]) for k in wanted}
     assert found.options == {"follow_symlinks": True}
 
     (tmp_path / "link").symlink_to(root)
-    found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
-    assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
+    lines = f"{tmp_path}/link/dog.jpg dog\n/cat/1.jpg cat\nété/2 dog\n"  # as in Places365, and on Kaggle
+    found = contents(listing(tmp_path / "list.txt", lines, tmp_path / "link"))
+    wanted = {"dog.jpg": "dog.jpg", "cat/1.jpg": "cat/1.jpg", "été/2": "été/2.jpg"}
+    assert found == {key: (int("cat" not in key), image(wanted[key])) for key in wanted}
 
 
 TABLE = [
