@@ -248,6 +248,8 @@ def recognise(
     else:
         raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
     _refuse_others(options, source)
+    if check_md5 and not getattr(source, "check_md5", False):
+        raise UsageError(f"--check-md5: only for official archives, not for {source.description}")
     object.__setattr__(source, "progress", progress or NoProgress())  # sources are frozen
     return source if options.val_fraction is None else HeldOutVal(source, options.val_fraction, seed)
 

@@ -355,3 +355,5 @@ def test_options_that_mean_nothing_for_a_source_are_refused(
 
     with pytest.raises(UsageError, match=match):
         recognise(tmp_path / source, options=SourceOptions(**options)).listing("train")
+    with pytest.raises(UsageError, match="--check-md5: only for official archives, not for image-list"):
+        recognise(tmp_path / "list.txt", check_md5=True)
