@@ -139,8 +139,7 @@ def test_settings_in_the_documents_are_those_of_a_gate(block: Block, tmp_path: P
 
 
 def test_every_block_says_what_it_is_and_none_is_overlooked() -> None:
-    fences = sum(page.read_text().count("```") for page in PAGES)
-    assert len(BLOCKS) == fences // 2
+    assert len(BLOCKS) == sum(page.read_text().count("```") for page in PAGES) // 2
     assert {block.language for block in BLOCKS} <= LANGUAGES
     assert len(PROGRAMS) >= 28
     assert len(SHELL) >= 3

@@ -246,8 +246,7 @@ def test_croissant_describes_each_file_class_and_field(splits: Path, tmp_path: P
     assert [f"sha256:{file['sha256']}" for file in listed] == [file.sha256 for file in done.files[:-1]]
     assert (found["identifier"], together["includes"]) == (done.root, "*.parquet")
     with open_dataset(splits / "train") as opened:
-        names = [one["classes/name"] for one in found["recordSet"][0]["data"]]
-        assert names == list(opened.classes)
+        assert [one["classes/name"] for one in found["recordSet"][0]["data"]] == list(opened.classes)
 
 
 def test_mlcroissant_reads_images_labels_boxes_and_columns(splits: Path, tmp_path: Path) -> None:

@@ -116,8 +116,7 @@ def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
     with opened(tmp_path / "cache") as generous, opened(tmp_path / "cache", limit) as strict:
         for shard in shards:
             with (generous if int(hex_of(shard), 16) % 2 else strict).hold([shard]):
-                there = sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*"))
-                assert there <= limit
+                assert sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*")) <= limit
     with opened(tmp_path / "cache", shards[0].size):
         assert sum(path.stat().st_size for path in (tmp_path / "cache/files").glob("*/*")) <= shards[0].size
 

@@ -77,8 +77,7 @@ def test_what_is_shuffled_and_taken_is_fetched_all_the_same(lmdb_shards: Path) -
     with node.fetch() as item_of:
         fetched = [item_of(key) for key in node.keys(PassContext(2), range(50))]
     assert fetched == list(node.run(PassContext(2)))
-    copy = pickle.loads(pickle.dumps(node))  # noqa: S301
-    assert list(copy.run(PassContext(2))) == fetched
+    assert list(pickle.loads(pickle.dumps(node)).run(PassContext(2))) == fetched  # noqa: S301
     with pytest.raises(IndexError, match="item 50 of 50"):
         list(node.keys(PassContext(), [50]))
 

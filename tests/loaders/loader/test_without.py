@@ -99,8 +99,7 @@ def test_a_state_and_a_replay_of_it_are_without_them_too(lmdb_shards: Path, tmp_
     made = prep_here(*words, "--without", tmp_path / "gone.npy", "--json")
     assert refused.returncode == 2
     assert "the run's card or state does not list the 6 records of --without; give the same" in refused.stderr
-    numbers = [record["number"] for record in json.loads(made.stdout)["records"]]
-    assert numbers == expected[3][-1].tolist()
+    assert [record["number"] for record in json.loads(made.stdout)["records"]] == expected[3][-1].tolist()
 
 
 def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, whole: list[Any]) -> None:

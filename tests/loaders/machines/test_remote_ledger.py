@@ -163,8 +163,7 @@ class Peers(RuleBasedStateMachine):
             assert set(self.delivered) <= self.wanted
             if self.ordered:
                 assert self.delivered == sorted(self.delivered)
-            waiting = len(self.ledger.steps._arrived)
-            assert waiting <= 3 * self.ahead
+            assert len(self.ledger.steps._arrived) <= 3 * self.ahead
 
     def teardown(self) -> None:
         """One of the peers and a new one make the steps until none is left."""
