@@ -70,7 +70,8 @@ def refuse_division(world_size: int) -> None:
     """Raise UsageError within a DataLoader of Accelerate, which would divide one rank's batches again."""
     caller = sys._getframe().f_back if world_size > 1 else None
     while caller:
-        if caller.f_code.co_qualname == "DataLoaderDispatcher.__iter__":
+        # its __init__ begins an iteration, too, for the state of a StatefulDataLoader
+        if caller.f_code.co_qualname.startswith("DataLoaderDispatcher."):
             raise UsageError(
                 "Accelerate would divide the batches of rank 0 among all ranks, and drop those of "
                 "the others: do not give the DataLoader to accelerator.prepare(); the Loader has its own ranks"

@@ -201,9 +201,14 @@ def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_a
 
 
 @pytest.mark.slow
-def test_accelerate_cannot_divide_the_batches_of_a_rank_again(lmdb_shards: Path) -> None:
-    DataLoader = pytest.importorskip("torch.utils.data").DataLoader  # noqa: N806
-    prepare = pytest.importorskip("accelerate").Accelerator(cpu=True).prepare
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("module", ["torch", "torchdata"])
+def test_accelerate_cannot_divide_the_batches_of_a_rank_again(lmdb_shards: Path, module: str) -> None:
+    accelerate, _ = pytest.importorskip("accelerate"), pytest.importorskip(module)
+    how = accelerate.DataLoaderConfiguration(use_stateful_dataloader=module == "torchdata")
+    prepare = accelerate.Accelerator(cpu=True, dataloader_config=how).prepare
+    from torch.utils.data import DataLoader
+
     from shardprep import to_torch
 
     with loader_on(lmdb_shards) as whole, loader_on(lmdb_shards, rank=0, world_size=2) as half:

@@ -195,24 +195,18 @@ def test_records_collate_in_datasets_that_wrap_theirs(lmdb_shards: Path, wrap: C
 
 def test_a_collate_function_of_the_user_is_given_records(lmdb_shards: Path) -> None:
     with open_dataset(lmdb_shards) as dataset:
-        (keys,) = DataLoader(
-            dataset, batch_size=999, collate_fn=lambda records: [each.key for each in records]
-        )
+        (records,) = DataLoader(dataset, batch_size=999, collate_fn=list)
 
-        assert keys == [record.key for record in dataset]
+        assert [each.key for each in records] == [record.key for record in dataset]
 
 
 @pytest.mark.parametrize("workers", [HERE, FORKED, pytest.param(SPAWNED, marks=pytest.mark.slow)], ids=str)
 def test_a_loaders_transform_makes_the_batches_of_a_loader(
     lmdb_shards: Path, workers: dict[str, Any]
 ) -> None:
-    transform = EvalTransform(24)
-    with (
-        crops_on(
-            lmdb_shards, transform=transform, shuffle=None, with_numbers=False, workers=0, batch_size=50
-        ) as loader,
-        open_dataset(lmdb_shards, transform=transform) as dataset,
-    ):
+    crop = EvalTransform(24)
+    options = {"transform": crop, "shuffle": None, "with_numbers": False, "workers": 0, "batch_size": 50}
+    with crops_on(lmdb_shards, **options) as loader, open_dataset(lmdb_shards, transform=crop) as dataset:
         assert len(dataset) == 204
         assert dataset.classes == loader.dataset.classes
         for (images, labels), (expected, classes) in zip(
@@ -224,9 +218,7 @@ def test_a_loaders_transform_makes_the_batches_of_a_loader(
 
 def test_a_transform_may_be_a_function_of_the_record_alone(lmdb_shards: Path) -> None:
     with open_dataset(lmdb_shards, transform=length_and_key) as dataset, open_dataset(lmdb_shards) as records:
-        record = records[7]
-
-        assert dataset[7] == ((len(record.image), record.key), record.label)
+        assert dataset[7] == ((len(records[7].image), records[7].key), records[7].label)
         assert list(dataset)[7] == dataset[7]
 
 
