@@ -313,9 +313,10 @@ class EpochPlan:
         if not self.passed and 0 < records < self.partitions:
             raise UsageError(f"{records:,} records are too few for {self.partitions} partitions; use fewer")
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
+            remedy = "a smaller batch_size, fewer ranks, or drop_last=False (in a command --keep-last)"
             raise UsageError(
                 f"an epoch of {records:,} records has no batch with batch_size={self.batch_size}, world_size={self.world_size} "
-                f"and drop_last={self.drop_last}; use a smaller batch_size, fewer ranks, or drop_last=False (in a command --keep-last)"
+                f"and drop_last={self.drop_last}; use {remedy if self.drop_last else 'fewer ranks'}"
             )
 
     def split(self, start: int) -> EpochSplit:

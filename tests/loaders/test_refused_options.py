@@ -71,6 +71,7 @@ LOADER = [
     ),
     ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True.*--keep-last"),
     ({"batch_size": 103, "rank": 0, "world_size": 2}, "204 records has no batch"),
+    ({"drop_last": False, "rank": 0, "world_size": 205}, "204 records has no batch.*; use fewer ranks$"),
     *(({"shuffle": wrong}, "LocalShuffle") for wrong in (True, 1000)),
     *(({"labels": wrong}, "unknown label space") for wrong in ("wordnet", ["sorted_wnid0"])),
     ({"rank": 1}, "set both or neither"),
