@@ -26,7 +26,7 @@ from shardprep.formats.images.decode import (
     warn_of_other_decoder,
 )
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
-from shardprep.formats.runtime.files import Closable, Owned, cached_property
+from shardprep.formats.runtime.files import Closable, Owned
 from shardprep.formats.runtime.processes import MOST_WORKERS, usable_cpus
 from shardprep.formats.runtime.progress import check_flags, checked_int, count_of
 from shardprep.formats.shards.dataset import Dataset
@@ -244,6 +244,9 @@ class Loader(Owned, Closable):
                 used = ShardFiles(files, with_image=wanted.with_image)
                 self._shards = ShardFeed(self.dataset, used, plan)
                 undo.callback(self._shards.close)
+            own = self.transform
+            # as in states, and the identity as in cards, before this process calls or changes the transform
+            self._described = (None, None) if own is None else (kept_transform(own), transform_digest(own))
             # an epoch that never comes must not download shards, or call a transform in this process
             self._works_ahead = self._workers > 0 and not self._shards
             self.engine = Engine(
@@ -312,8 +315,6 @@ class Loader(Owned, Closable):
         """
         self.engine.refuse_closed()
         self._end_ahead()
-        if not self._workers:
-            self._described  # noqa: B018 - cached before calls in this process change the transform
         engine, shards, subset, plan = self.engine, self._shards, self._subset, self._plan
         results, work, budget = self._results, self._work, self._read_ahead
         blocks = blocks_read(self.dataset, work.parts, with_image=work.with_image)
@@ -572,7 +573,6 @@ class Loader(Owned, Closable):
         def observe(row: int, *call: Any) -> None:
             shown[row] = shown_parts(self.transform, *call)
 
-        self._described  # noqa: B018 - as for an iteration without workers
         work = replace(self._work, observe=observe)
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
@@ -655,12 +655,6 @@ class Loader(Owned, Closable):
             without=ChosenRecords.of(self._subset.omitted) if omission else None,
             gaps=None if not omission else "close" if omission.closes else "keep",
         )
-
-    @cached_property
-    def _described(self) -> tuple[dict[str, Any] | None, str | None]:
-        """The transform as in states, and its identity as in cards."""
-        transform = self.transform
-        return (None, None) if transform is None else (kept_transform(transform), transform_digest(transform))
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Measure how well the batches of an epoch are mixed, against a full shuffle. Reads no record."""
