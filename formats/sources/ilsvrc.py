@@ -36,6 +36,7 @@ from shardprep.formats.sources.devkit import (
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import Entries, Listing, Problems, Source, SourceOptions, split_folders
+from shardprep.formats.sources.tables import CSV_SUFFIXES, JSON_SUFFIXES
 from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,
@@ -440,10 +441,14 @@ class FolderImages:
         place, classes, problems = self.place, self.classes, Problems()
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
         used = [each.top for each in source.of_split.values() if isinstance(each, FolderImages)]
-        table = EntryTable(self.root, problems)
+        table, notes = EntryTable(self.root, problems), other_folders_note(self.root, used)
         if classes or split == "train":
             for file in walk.files(place):
-                if not walk.is_left_out(file, place):
+                if walk.is_left_out(file, place):
+                    if len(classes) == 1 and file.path.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES):
+                        list_it = f"if {file.path} has the labels, convert that file, with --root"
+                        notes += (f"the only class is {classes[0]}; {list_it}",)
+                else:
                     loose = self.top / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
@@ -481,6 +486,6 @@ class FolderImages:
             TreeReader(self.root, walk.follow_symlinks),
             problems=problems,
             ignored=dict(walk.ignored),
-            notes=other_folders_note(self.root, used),
+            notes=notes,
             options=self.options.kept("follow_symlinks", "skip_non_images"),
         )

@@ -157,8 +157,10 @@ def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) 
     assert recognise(tmp_path).description == "class-folders: train (3 classes)"
 
     write(tmp_path / "train/cat/1.jpg", b"x")
-    (note,) = recognise(tmp_path).listing("train").notes
-    assert note == "folders with images that are left out: cat, dog, images"
+    write(tmp_path / "train/labels.csv", b"path,label\n")
+    left_out, table = recognise(tmp_path).listing("train").notes
+    assert left_out == "folders with images that are left out: cat, dog, images"
+    assert table == "the only class is cat; if labels.csv has the labels, convert that file, with --root"
 
 
 @pytest.mark.parametrize(
