@@ -29,7 +29,7 @@ from shardprep.formats.exports.format import (
     suffix_of,
 )
 from shardprep.formats.images.header import kind_of
-from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
+from shardprep.formats.runtime.files import flush_file, make_read_only, naming, publish_bytes
 from shardprep.formats.shards.read import FileEntry, Rows
 
 METADATA = "metadata.jsonl"
@@ -130,7 +130,7 @@ class Folders(ExportFormat):
             list(disk.map(flush_file, built))
         folders = {places.output}
         for path, final in built.items():
-            path.chmod(path.stat().st_mode & 0o444)
+            make_read_only(path)
             if final.parent not in folders:
                 final.parent.mkdir(parents=True, exist_ok=True)
                 folders.update(each for each in final.parents if each.is_relative_to(places.output))

@@ -380,12 +380,22 @@ def read_small_file(
 def flush_file(path: Path) -> None:
     """Flush a file or folder to disk. An error is final: a flush that failed is not repeated."""
     with naming(path), closing(Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))) as file:
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:  # shared folders of VirtualBox cannot flush a folder
+            if error.errno != errno.EINVAL or not path.is_dir():
+                raise
+
+
+def make_read_only(path: Path) -> None:
+    """Make a file read-only, as the umask allows, unless its file system fixes permissions, as SMB may."""
+    with suppress(PermissionError):
+        path.chmod(path.stat().st_mode & 0o444)
 
 
 def publish(built: Path, final: Path) -> None:
     """Make a flushed file read-only and rename it durably to ``final``. Raises OperationError, OSError."""
-    built.chmod(built.stat().st_mode & 0o444)  # as the umask allows
+    make_read_only(built)
     try:
         built.replace(final)
     except IsADirectoryError as error:

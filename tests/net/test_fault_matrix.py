@@ -87,6 +87,7 @@ FAULTS = {
     "a bad disk": ((*WRITES, "fsync", "rename"), "error=EIO", (3,)),
     "no descriptor": (("openat",), "error=EMFILE", (3,)),
     "a read-only folder": (("mkdir", "rename", "openat"), "error=EROFS", (3,)),
+    "fixed permissions": (("chmod", "fchmodat", "fchmod"), "error=EPERM", ()),
 }
 """For each fault, the calls that it is injected at, how, and the exit codes that it may have (or 0)."""
 
