@@ -474,6 +474,7 @@ def hash_descriptor(descriptor: int, start: int = 0, stop: int | None = None) ->
 
 
 MOUNTS = Path("/proc/self/mountinfo")
+_MOUNT = re.compile(r"^(?:[^ ]+ ){4}([^ ]+) .*? - ([^ ]+)", re.MULTILINE)
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "9p")
 LOCAL_FUSE = tuple(f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "gocryptfs", "encfs"))
 """User-space file systems over this machine's disks; any other may be a network file system."""
@@ -486,14 +487,12 @@ def existing_folder(path: Path) -> Path:
 
 def filesystem_type(path: Path) -> str:
     """Return the kernel's name for the type of a path's file system."""
-    lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     target = existing_folder(path).resolve()
     depth, found = 0, ""
-    for line in lines:
-        mount, _, kind = line.partition(" - ")
-        point = Path(mount.split(" ")[4].replace("\\040", " "))
+    for escaped, kind in _MOUNT.findall(os.fsdecode(MOUNTS.read_bytes())):
+        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped))
         if target.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
-            depth, found = len(point.parts), kind.split(" ")[0]
+            depth, found = len(point.parts), kind
     return found
 
 

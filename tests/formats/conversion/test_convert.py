@@ -161,16 +161,17 @@ def test_space_is_checked_before_anything_is_written(
 def test_lmdb_on_a_network_file_system_is_refused(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    mounts = tmp_path / "mountinfo"
-    hidden = f"1 0 8:1 / / rw - ext4 /dev/vda rw\n1 0 8:1 / {tmp_path} rw - xfs /dev/vdb rw\n"
-    mounts.write_text(f"{hidden}2 1 0:1 / {tmp_path} rw shared:1 - {kind} x rw\n")
+    mounts, disk = tmp_path / "mountinfo", tmp_path / "a\tdisk\x85"
+    disk.mkdir()
+    hidden = f"1 0 8:1 / / rw - ext4 /dev/vda rw\n1 0 8:1 / {tmp_path}/a\\011disk\x85 rw - xfs /dev/vdb rw\n"
+    mounts.write_text(f"{hidden}2 1 0:1 / {tmp_path}/a\\011disk\x85 rw shared:1 - {kind} x rw\n")
     monkeypatch.setattr(filesystem, "MOUNTS", mounts)
 
     with pytest.raises(UsageError, match="network"):
-        converted(archives, tmp_path / "out")
-    converted(archives, tmp_path / "hdf5", container="hdf5")
+        converted(archives, disk / "out")
+    converted(archives, disk / "hdf5", container="hdf5")
     mounts.write_text(mounts.read_text().replace(kind, "fuse.fuse-overlayfs"))
-    converted(archives, tmp_path / "out")
+    converted(archives, disk / "out")
 
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(90)
