@@ -155,7 +155,9 @@ class Interrupted(BaseException):
 ADVICE = {
     errno.EEXIST: "something else has that name; remove it, and run the same command again",
     errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
+    errno.EIO: "Input/output error: see dmesg, and run it again",
     errno.EMFILE: "too many open files; raise ulimit -n",
+    errno.ESTALE: "Stale file handle: the file server replaced the file; run it again",
     **dict.fromkeys(
         (errno.ENOSYS, errno.ENOTSUP), "the file system there cannot do this; choose a folder on another disk"
     ),
