@@ -250,7 +250,9 @@ def progress_in(form: str) -> CommandProgress:
 
 
 def stamped(text: str) -> None:
-    say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+    """Print a line of progress to stderr, if it can be written: a full log ends no command."""
+    with suppress(OSError):
+        say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
 class CommandBar(BarProgress, CommandProgress):

@@ -173,7 +173,12 @@ class CacheFolder:
     def turn(self) -> Iterator[None]:
         """Hold the cache's lock, against all processes and threads. Not reentrant."""
         path = self.path / CACHE_LOCK_NAME
-        with closing(LockDescriptor(os.open(path, PART_FLAGS, 0o666))) as lock:
+        try:
+            lock = LockDescriptor(os.open(path, PART_FLAGS, 0o666))
+        except PermissionError as error:
+            advice = "choose another cache, or share it: a group for all users, chmod g+ws, and umask 002"
+            raise OperationError(f"is not writable for this user; {advice}", path=path) from error
+        with closing(lock):
             patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
             while not lock.lock(wait=False):
                 patience.wait(path)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -267,10 +267,9 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(tmp_path: Path, shar
 def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine").write_text("x")
     (tmp_path / "dataset").mkdir()
-    for name in ("index.npy", "manifest.json"):
-        (tmp_path / "dataset" / name).write_text("x")
+    for name in ("mine", "dataset/index.npy", "dataset/manifest.json"):
+        (tmp_path / name).write_text("x")
     for wrong in (tmp_path, tmp_path / "mine", tmp_path / "dataset/new"):
         with pytest.raises(UsageError, match=r"not a cache|not a folder|in the folder of a dataset"):
             opened(wrong)
@@ -292,6 +291,8 @@ def test_other_users_may_share_a_cache_or_an_output_as_the_umask_allows(tmp_path
     finally:
         os.umask(before)
     assert (tmp_path / "cache" / CACHE_LOCK_NAME).stat().st_mode & 0o777 == 0o664
+    with patch("os.open", side_effect=PermissionError(13, "")), pytest.raises(OperationError, match="umask"):
+        CacheFolder(tmp_path / "cache").make()
 
 
 def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, bucket: Path) -> None:
@@ -332,8 +333,7 @@ import warnings
 from shardprep.formats.storage import cache_folder
 cache_folder.MOST_COUNTED_S = 0.1
 warnings.showwarning = lambda *_: print(flush=True)
-with cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).turn():
-    pass
+cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).turn().__enter__()
 """
 DOWNLOADING = """
 from shardprep.formats import open_dataset

@@ -25,11 +25,9 @@ def verified(path: Path, fault: str, dataset: Path, level: str = "full") -> tupl
 @pytest.mark.slow
 @needs_strace
 def test_a_manifest_that_the_disk_does_not_give_is_named(dataset: Path) -> None:
-    manifest = dataset / "manifest.json"
+    code, _, complained = verified(manifest := dataset / "manifest.json", "read:error=EIO", dataset)
 
-    code, _, complained = verified(manifest, "read:error=EIO", dataset)
-
-    assert (code, complained) == (3, f"prep: {manifest}: Input/output error\n")
+    assert (code, complained) == (3, f"prep: {manifest}: Input/output error: see dmesg, and run it again\n")
 
 
 @pytest.mark.slow
