@@ -242,9 +242,13 @@ class ListedImages:
             split, place, path = self._source.place_of(table, row)
         if place is None:
             return
-        with self.problems.collected():
-            suffixes = () if place.lower().endswith(IMAGE_SUFFIXES) else IMAGE_SUFFIXES
-            file = next(filter(None, (self._walk.find(place + each) for each in ("", *suffixes))), None)
+        with self.problems.collected(), self._at(table.file.path, lambda: row.line):
+            file = self._walk.find(place)
+            if file is None and not place.lower().endswith(IMAGE_SUFFIXES):
+                found = [one for suffix in IMAGE_SUFFIXES if (one := self._walk.find(place + suffix))]
+                if len(found) > 1:
+                    raise ValueError(f"{place} is {found[0].path} or {found[1].path}; add the extension")
+                file = found[0] if found else None
             if file is None and not is_list:
                 missing = f"line {row.line}: {place} is missing; add it, or remove the row"
                 self.problems.add(SourceIncomplete(missing, path=table.file.path), "missing")

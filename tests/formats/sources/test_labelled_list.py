@@ -131,6 +131,9 @@ def test_a_link_is_refused_and_counted_or_followed_and_absolute_paths_may_begin_
     found = contents(listing(tmp_path / "list.txt", lines, tmp_path / "link"))
     wanted = {"dog.jpg": "dog.jpg", "cat/1.jpg": "cat/1.jpg", "été/2": "été/2.jpg"}
     assert found == {key: (int("cat" not in key), image(wanted[key])) for key in wanted}
+    (root / "dog.png").write_bytes(image("dog.jpg"))
+    with pytest.raises(SourceDamaged, match=r"line 1: dog is dog\.jpg or dog\.png; add the extension"):
+        listing(tmp_path / "list.txt", "dog dog\n", root)
 
 
 TABLE = [
