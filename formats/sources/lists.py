@@ -245,7 +245,7 @@ class ListedImages:
         with self.problems.collected(), self._at(table.file.path, lambda: row.line):
             file = self._walk.find(place)
             if file is None and not place.lower().endswith(IMAGE_SUFFIXES):
-                found = [one for suffix in IMAGE_SUFFIXES if (one := self._walk.find(place + suffix))]
+                found = list(filter(None, (self._walk.find(place + suffix) for suffix in IMAGE_SUFFIXES)))
                 if len(found) > 1:
                     raise ValueError(f"{place} is {found[0].path} or {found[1].path}; add the extension")
                 file = found[0] if found else None
