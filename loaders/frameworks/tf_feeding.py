@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.util import is_exiting
+from operator import length_hint
 from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
@@ -353,7 +354,7 @@ class PulledPasses(Owned):
             check(self._closed)
             self.leave()
             number = self._number
-        length = self._passes.steady_length
+        length = length_hint(self._passes)
         batches = self._passes.begin()
         batches.left = length or batches.left  # Keras does not ask for an end that it knows
         with self._changed:

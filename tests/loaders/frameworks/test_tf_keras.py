@@ -14,7 +14,7 @@ from shardprep.loaders.tf_inputs import Input, InputMonitor, QueueInput, origina
 from support.loaded import loader_on
 from support.loader_workers import OwnError
 from support.tf_devices import tf
-from support.tf_members import WHOLE, Made, Numbered, members
+from support.tf_members import WHOLE, Made, Numbered, first, members
 
 MAKERS = {name: WHOLE[name] for name in ("feed", "queue", "staging-over-queue", "dataset")}
 
@@ -78,24 +78,24 @@ def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None
         assert all(0 <= value <= 2 for value in values)
 
 
-def test_rate_and_stages_are_written_at_the_steps_of_the_training(tmp_path: Path, train: Loader) -> None:
+def test_rate_and_stages_are_written_at_the_steps_of_resumed_training(tmp_path: Path, train: Loader) -> None:
     train.set_epoch(0)
     fitted, writer = model(), tf.summary.create_file_writer(str(tmp_path))
     steps: list[Any] = []
-    begins = tf.keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: steps.append(begins.params["steps"])
-    )
+    note = tf.keras.callbacks.LambdaCallback(on_train_begin=lambda logs: steps.append(note.params["steps"]))
     with QueueInput(train) as inputs:
-        monitor = InputMonitor(writer=writer, every=4, train=inputs)
-        for _ in range(2):  # the second training goes on where the first one ended
-            fitted.fit(inputs.to_dataset(), shuffle=False, verbose=0, callbacks=[monitor, begins])
-        assert inputs.stats().epochs == 2
+        first(inputs, 4)
+        inputs.load_state_dict(inputs.state_dict())
+        used = [InputMonitor(writer=writer, every=4, train=inputs), note]
+        for rest in (len(inputs), None, None):  # each training goes on where the one before ended
+            fitted.fit(inputs.to_dataset(), steps_per_epoch=rest, shuffle=False, verbose=0, callbacks=used)
+        assert (inputs.stats().epochs, inputs.stats().batches) == (3, 3 * 6)
     writer.close()
-    assert steps == [6, 6]  # known before the first epoch
+    assert steps == [2, 6, 6]  # known before the first epoch
 
     found = scalars_in(tmp_path)
     assert {"train/stage/decode", "train/stage/hand-over", "train/stage/TensorFlow_queue"} < found.keys()
-    assert [step for step, _ in found["train/images_per_second"]] == [4, 10]
+    assert [step for step, _ in found["train/images_per_second"]] == [6, 12]
     assert all(value > 0 for _, value in found["train/images_per_second"])
     assert all(0 <= value <= 1 for name in found if "/stage/" in name for _, value in found[name])
     assert found["train/stage/decode"][0][1] > 0
