@@ -64,7 +64,7 @@ from shardprep.formats.sources.trees import (
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),
-    *("img", "img_path", "image_name"),
+    *("img", "img_path", "image_name", "image_id", "imageid", "id"),
 )
 LABEL_COLUMNS = (
     *("label", "class", "class_name", "category", "target", "labels", "label_name", "class_id", "label_id"),
