@@ -259,6 +259,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     if is_folder:
         if converted := converted_dataset(path):
             return converted
+        if (path / "dataset_dict.json").is_file() or any(path.glob("data-*-of-*.arrow")):
+            raise UsageError("was saved by datasets' save_to_disk; write it with to_parquet", path=path)
         metadata, coco = metadata_folder(*given), coco_folder(*given)
         paired = paired_folders(*given) if options.pairs else None
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"

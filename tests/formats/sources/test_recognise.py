@@ -138,6 +138,7 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
         (["train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg"], "holds val and validation, both for val; move"),
         (["cat/1.jpg", "dog/1.jpg", "test/1.jpg"], "holds test beside other folders of images: cat, dog; rename it"),
         ([], "is an empty folder$"),
+        (["data-00000-of-00001.arrow", "state.json"], "saved by datasets' save_to_disk; write it with to_parquet"),
         (["train/1.jpg", "train/metadata.parquet"], "parquet: is not read beside images; write .* metadata.jsonl"),
         (["1.jpg"], "outside class folders.*sort them into <class>/, or convert a list.*metadata.csv"),
     ],
