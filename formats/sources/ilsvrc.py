@@ -36,7 +36,7 @@ from shardprep.formats.sources.devkit import (
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import Entries, Listing, Problems, Source, SourceOptions, split_folders
-from shardprep.formats.sources.tables import CSV_SUFFIXES, JSON_SUFFIXES
+from shardprep.formats.sources.tables import TABLE_SUFFIXES
 from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,
@@ -445,7 +445,7 @@ class FolderImages:
         if classes or split == "train":
             for file in walk.files(place):
                 if walk.is_left_out(file, place):
-                    if len(classes) == 1 and file.path.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES):
+                    if len(classes) == 1 and Path(file.path).suffix.lower() in TABLE_SUFFIXES:
                         list_it = f"if {file.path} has the labels, convert that file, with --root"
                         notes += (f"the only class is {classes[0]}; {list_it}",)
                 else:

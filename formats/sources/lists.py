@@ -40,7 +40,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
-    JSON_SUFFIXES,
+    TABLE_SUFFIXES,
     CellKind,
     ImagesAndFile,
     Lines,
@@ -71,7 +71,6 @@ LABEL_COLUMNS = (
     *("wnid", "synset", "y"),
 )
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
-_JSON_SUFFIXES = (*JSON_SUFFIXES, ".json")
 _PLAIN = ("path", "label")
 
 
@@ -311,7 +310,7 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
     With options for lists only, any file is taken for one. Raises UsageError if the root is not a folder, or
     the file has COCO's instances.
     """
-    of_lists = (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES)
+    of_lists = (*_TEXT_SUFFIXES, *TABLE_SUFFIXES)
     has_name = path.suffix.lower() in of_lists or options.kept("root", "path_column", "label_column")
     if not path.is_file() or not has_name:
         return None
@@ -342,13 +341,13 @@ class LabelledList(ListedSource):
     def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
         names_columns = bool(options.kept("path_column", "label_column", "columns"))
-        if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
+        if suffix not in TABLE_SUFFIXES:
             if names_columns:
                 raise ValueError(
                     "needs named columns, which a text file does not have; give a CSV or JSON Lines file"
                 )
             return ListedTable(file, TableForm(_PLAIN, is_text=True))
-        is_json = suffix in _JSON_SUFFIXES
+        is_json = suffix not in CSV_SUFFIXES
         form = TableForm.of_objects(file) if is_json else TableForm.of(file, unique=False)
         names = form.names if is_json else tuple(name.strip() for name in form.names)
         if is_json and not names:  # no line is an object

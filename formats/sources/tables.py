@@ -299,6 +299,7 @@ def _kind_of_value(cell: Any) -> str:
 
 
 CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES, ".json")
 _DELIMITERS = ",;\t"
 _QUOTE = (
     "quote values, double the quotes in them, end lines with a line feed, and write values of more than 131,072 "
