@@ -89,6 +89,10 @@ class Counting(lightning.LightningModule):
         self.numbers = []
         return self.wrap(to_torch(self.loader))
 
+    def on_train_epoch_start(self):
+        if self.loader.epoch < self.current_epoch:
+            self.loader.set_epoch(self.current_epoch)
+
     def training_step(self, batch, _):
         self.numbers += batch[-1].tolist()
         return self.layer(torch.ones(1, 1)).sum()
@@ -104,23 +108,22 @@ quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False
 """
 
 TWO_RANKS = """
-def in_data_loader(batches):
-    return torch.utils.data.DataLoader(batches, batch_size=None)
-
 if __name__ == "__main__":
     trainer = lightning.Trainer(max_epochs=1, devices=2, strategy="ddp", enable_checkpointing=False, **quiet)
-    trainer.fit(Counting(sys.argv[1], in_data_loader))
+    trainer.fit(Counting(sys.argv[1], lambda it: torch.utils.data.DataLoader(it, batch_size=None)))
 """
 
 FROM_A_CHECKPOINT = """
 def fit(**checkpoint):
-    kept = ModelCheckpoint(sys.argv[2], filename="{step}", every_n_train_steps=25, save_top_k=-1)
-    trainer = lightning.Trainer(max_epochs=2, devices=1, callbacks=[kept], **quiet)
+    often = {"every_n_train_steps": 25}, {"every_n_epochs": 1}
+    kept = [ModelCheckpoint(sys.argv[2], filename="{step}", save_top_k=-1, **each) for each in often]
+    trainer = lightning.Trainer(max_epochs=2, devices=1, callbacks=kept, **quiet)
     trainer.fit(Counting(sys.argv[1]), **checkpoint)
 
 if __name__ == "__main__":
     fit()
-    fit(ckpt_path=sys.argv[2] + "/step=25.ckpt")
+    for step in (25, 21):
+        fit(ckpt_path=f"{sys.argv[2]}/step={step}.ckpt")
 """
 
 
@@ -161,16 +164,14 @@ def test_a_strategy_on_one_machine_reads_the_whole_epoch(lmdb_shards: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_fit_from_a_checkpoint_within_an_epoch_gets_the_rest_of_it(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
+def test_a_fit_goes_on_within_an_epoch_or_with_the_next(lmdb_shards: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    _, (whole, receipt), (rest, receipt_of_rest) = told_by(
+    _, (whole, receipt), (rest, receipt_of_rest), (following, _) = told_by(
         tmp_path, LIGHTNING + FROM_A_CHECKPOINT, (lmdb_shards, tmp_path / "kept")
     )
 
     assert sorted(whole) == list(range(204))
-    assert rest == whole[4 * 10 :]  # the epoch has 21 steps of 10
+    assert (rest, following) == (whole[4 * 10 :], whole)  # the epoch has 21 steps of 10
     assert receipt_of_rest == receipt
 
 
