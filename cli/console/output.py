@@ -207,6 +207,8 @@ def failure_of(error: CommandError) -> Failure:
             full = advice(error.filename, error.errno) if error.errno in FULL else None
             message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
             file = error.filename2 or error.filename  # of a link, the link and not its target
+            if file is None and error.errno == errno.ENOENT:  # of os.getcwd
+                message = "the current folder was removed; change to another one, and run it again"
             place = None if file is None else str(file)
             line = ": ".join(printable(part) for part in (place, message) if part)
             data = {"path": place, "errno": error.errno}

@@ -259,7 +259,7 @@ def _failure(
         advice = f"if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)"
         return RemoteFailed(f"redirects to another host; {advice}", **at)
     if kind == "NotSupportedError" or "non-partial response" in said:
-        return RangeRefused("does not support range requests", **at)
+        return RangeRefused("does not support range requests; download it, and use the copy", **at)
     if status.startswith(": 416") or "Requested range was invalid" in said:  # the latter for a local folder
         return RangeRefused(f"does not have that part of the file{status}", **at)
     if _OTHER_RANGE.search(said):

@@ -46,14 +46,14 @@ def test_a_reader_that_is_gone_is_3_and_quiet_and_a_full_disk_is_3_in_a_line(dat
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=240)
         unheard = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=240)
 
-    assert (done.returncode, done.stderr) == (3, "")
-    assert unheard.returncode == 3
+    assert (done.returncode, done.stderr, unheard.returncode) == (3, "", 3)
 
     done = shell('unset PYTHONUNBUFFERED; "$@" >/dev/full', "inspect", dataset)
 
     assert done.returncode == 3
     assert "full" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert "was removed" in shell('cd "$(mktemp -d)" && rmdir "$PWD"; "$@"', "report", dataset).stderr
     assert not shell('"$@" 2>/dev/full', "export", dataset, f"{dataset}-out", "--to", "mds").returncode
 
 
