@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -127,7 +128,14 @@ class FolderWalk:
                     waiting.append((f"{prefix}{one}/", above))
 
     def find(self, place: str) -> FoundFile | None:
-        """Return the file at a place, None if it is missing. Raises SourceDamaged for anything else there."""
+        """Return the file at a place, None if it is missing. Raises SourceDamaged for anything else there.
+
+        Its name may have its accents as separate characters, as macOS writes them, or not.
+        """
+        forms = () if place.isascii() else (normalize("NFC", place), normalize("NFD", place))
+        return next(filter(None, map(self._found, (place, *forms))), None)
+
+    def _found(self, place: str) -> FoundFile | None:
         folder, path = place.rpartition("/")[0], f"{self.top}/{place}"
         try:
             if not self.follow_symlinks and folder not in self._sound:
