@@ -20,7 +20,7 @@ from shardprep.formats.runtime.progress import byte_count, checked_int
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.slots import NUMBERS
-from shardprep.loaders.batches.stack import JsonValues
+from shardprep.loaders.batches.stack import JsonValues, unmasked
 
 try:
     import tensorflow
@@ -135,12 +135,22 @@ def _spec_of(part: Any) -> Any:
         return tf.TensorSpec([None, *part.shape[1:]] if part.shape.rank else part.shape, part.dtype)
     if is_bytes_list(part):
         return tf.TensorSpec([None], tf.string)
-    array = np.asarray(part)
-    if array.dtype.hasobject or array.dtype.fields is not None:
+    array = unmasked(part)
+    dtype = None if array.dtype.hasobject or array.dtype.fields is not None else _known(array.dtype)
+    if dtype is None:
         raise UsageError(
-            f"a part of the first batch is {type(part).__name__}, not an array; give a signature"
+            f"a part of the first batch is {type(part).__name__} of dtype {array.dtype}, which cannot be a tensor; turn "
+            "it into an array of numbers, or a list of bytes or text"
         )
-    return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
+    return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
+
+
+def _known(dtype: Any) -> Any:
+    """Return TensorFlow's name of a dtype, None if it has none."""
+    try:
+        return tf.as_dtype(dtype)
+    except TypeError:
+        return None
 
 
 def flat(signature: Any) -> list[Any]:
@@ -207,7 +217,7 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             )
         return _checked(strings, spec)  # type: ignore[no-any-return]
     try:
-        array = np.asarray(part)
+        array = unmasked(part)
     except ValueError as error:
         raise UsageError(
             f"a batch has {_form(part)} that is not an array ({error}) where its signature says "
@@ -233,14 +243,16 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:
     """Return empty tensors of these dtypes, for an element without a batch."""
-    return [tf.zeros([0] * (spec.shape.rank or 0), spec.dtype) for spec in specs]
+    return list(map(_empty, specs))
+
+
+def _empty(spec: Any) -> Any:
+    fill = b"" if spec.dtype == tf.string else 0  # tf.zeros knows fewer dtypes
+    return tf.constant(np.full([0] * (spec.shape.rank or 0), fill, spec.dtype.as_numpy_dtype))
 
 
 def _checked(value: Any, spec: Any) -> Any:
-    try:
-        dtype = tf.as_dtype(value.dtype).name
-    except TypeError:  # TensorFlow has no such dtype
-        dtype = value.dtype.name
+    dtype = (_known(value.dtype) or value.dtype).name
     if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
         raise UsageError(
             f"a batch has {dtype} {list(value.shape)} where its signature, by default that of the first batch, says "

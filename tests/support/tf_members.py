@@ -84,7 +84,7 @@ def members(names: Mapping[str, Made] = MEMBERS, quick: Collection[str] = QUICK)
 
 def arrays(batch: Any) -> Any:
     """A copy of a batch as numpy arrays."""
-    return tf.nest.map_structure(lambda tensor: np.array(tensor), batch)
+    return tf.nest.map_structure(lambda tensor: np.asarray(tensor).copy(), batch)
 
 
 def assert_same_form(one: Any, other: Any) -> None:

@@ -197,9 +197,10 @@ def test_invalid_options_are_an_error_at_once() -> None:
     for wrong in ([1, 2], None, tf.data.Dataset):
         with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
             DatasetInput(wrong)
-    ragged = tf.ragged.constant([[1], [2, 3]])
-    for source in ([ragged], tf.data.Dataset.from_tensors(ragged)):
-        with pytest.raises(UsageError, match=r"dense.*RaggedTensorSpec"):
+    ragged, dense = tf.ragged.constant([[1], [2, 3]]), r"dense.*RaggedTensorSpec"
+    dated = [np.zeros(2, "M8[s]")], r"ndarray of dtype datetime64\[s\], which cannot be a tensor"
+    for source, says in (([ragged], dense), (tf.data.Dataset.from_tensors(ragged), dense), dated):
+        with pytest.raises(UsageError, match=says):
             QueueInput(source)
     for make in (list, FeedInput):
         with tf.Graph().as_default(), pytest.raises(UsageError, match="but no FeedInput"):

@@ -187,7 +187,7 @@ FORMS: dict[str, Any] = {
     "nested": lambda n: ({"x": np.full(2, n, np.float64), "y": (np.array([n, n]),)}, np.array([True, False])),
     "strings": lambda n: ([b"a" * n, b"\0\xff"], np.array([n, n])),
     "scalars": lambda n: (np.float32(n), n, np.array(n)),
-    "complex": lambda n: np.full((2, 2), n, np.complex64),
+    "complex": lambda n: (np.full((2, 2), n, np.complex64), np.full(2, n, "float8_e4m3fn")),
     "empty": lambda n: (np.zeros((0, 4), np.float32), np.zeros(0, np.int64)),
     "tensors": lambda n: (tf.fill([2, 2], float(n)), tf.constant([n, n])),
 }
@@ -254,22 +254,21 @@ WRONG: dict[str, tuple[Any, str]] = {
     "objects": ((np.full((2, 3), "x"), GOOD[1]), r"string|str|<U"),
     "ragged": (([[1.0], [2.0, 3.0]], GOOD[1]), "list of 2 .*float32"),
     "None": ((None, GOOD[1]), "float32"),
+    "masked": ((np.ma.zeros((2, 3), np.float32), GOOD[1]), "mask"),
 }
 
 
 @members(WHOLE, quick=("staging-over-queue",))
 def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(make: Made) -> None:
     for batch, message in WRONG.values():
-        with make([GOOD, GOOD, batch, GOOD]) as each:
-            got: list[Any] = []
-            with pytest.raises(UsageError, match=message):
-                got.extend(map(arrays, each))
-            assert len(got) == 2
-    text = {"signature": tf.TensorSpec([None], tf.string)}
+        got: list[Any] = []
+        with make([GOOD, GOOD, batch, GOOD]) as each, pytest.raises(UsageError, match=message):
+            got.extend(map(arrays, each))
+        assert len(got) == 2
     for batches, options, says in (
         ([{"x": GOOD[0]}, {"y": GOOD[0]}], {}, r"dict of \['x'\].*dict of \['y'\]"),
         ([{1: GOOD[0]}, {1: GOOD[0], "y": 0}], {}, r"dict of \['1'\].*dict of \['1', 'y'\]"),
-        ([["a", b"b"], [1, 2]], text, "one int where .* string"),
+        ([["a", b"b"], [1, 2]], {"signature": tf.TensorSpec([None], tf.string)}, "one int where .* string"),
     ):
         with make(batches, **options) as each, pytest.raises(UsageError, match=says):
             list(each)
