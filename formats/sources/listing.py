@@ -68,7 +68,7 @@ class GrowingTable:
 class EntryTable:
     """Builder of ``Listing.entries`` for images in an archive or below a folder, ``source``.
 
-    Entries over the limits and repeated keys are added to ``problems``. ``more`` are the names and dtypes of
+    Entries over the limits, and repeated keys and files, are added to ``problems``. ``more`` are the names and dtypes of
     extra columns for the source's reader.
     """
 
@@ -103,15 +103,17 @@ class EntryTable:
             self._table.append((raw, path, label, length, offset, mtime_ns, *more))
 
     def finish(self) -> Entries:
-        """Return the entries; repeated keys are problems, located by the extra column ``line`` if present."""
+        """Return the entries; repeated keys and files are problems, located by the column ``line`` if any."""
         entries = self._table.finish()
-        if repeated := repeated_keys(entries["key"]):
-            twice, key = "two images have this record key; remove one of them", repeated[0]
-            if "line" in (entries.dtype.names or ()):
-                first, second = entries["line"][entries["key"] == key][:2].tolist()
-                twice = f"lines {first} and {second} have the same record key; remove one of them"
-            error = SourceDamaged(twice, path=self._source, key=key.decode())
-            self._problems.add(error, "twice", len(repeated))
+        for column, what in (("key", "record key"), ("path", "file")):
+            if repeated := [*filter(None, repeated_keys(entries[column]))]:
+                twice, key = f"two images have this {what}; remove one of them", repeated[0]
+                if "line" in (entries.dtype.names or ()):
+                    first, second = entries["line"][entries[column] == key][:2].tolist()
+                    twice = f"lines {first} and {second} have the same {what}; remove one of them"
+                error = SourceDamaged(twice, path=self._source, key=key.decode())
+                self._problems.add(error, "twice", len(repeated))
+                break
         return entries
 
 

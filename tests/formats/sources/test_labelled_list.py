@@ -55,6 +55,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
     ("list.jsonl", b'{"path": "x", "label": true}', r"line 1: .* neither text nor"),
     ("list.txt", b"a.jpg a\ndog.jpg a\n\ndog.jpg a\n", r"dog\.jpg: lines 2 and 4 have the same"),
+    ("list.txt", b"dog a\ndog.jpg a\n", r"dog\.jpg: lines 1 and 2 have the same file"),
     ("list.txt", b"cat dog\n", r"root/cat: is not a file"),
     ("metadata.csv", "file_name,split\n0.png\n", r"line 2: has 1 column"),
     ("metadata.csv", 'file_name,split\n0.png,"val\n', r"line 3: the row that begins in line 2 is not CSV"),
