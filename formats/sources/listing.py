@@ -68,8 +68,8 @@ class GrowingTable:
 class EntryTable:
     """Builder of ``Listing.entries`` for images in an archive or below a folder, ``source``.
 
-    Entries over the limits, and repeated keys and files, are added to ``problems``. ``more`` are the names and dtypes of
-    extra columns for the source's reader.
+    Entries over the limits, and repeated keys and files, are added to ``problems``. ``more`` are the names
+    and dtypes of extra columns for the source's reader.
     """
 
     def __init__(self, source: Path | str, problems: Problems, more: Sequence[tuple[str, str]] = ()) -> None:
