@@ -105,10 +105,11 @@ class EntryTable:
     def finish(self) -> Entries:
         """Return the entries; repeated keys and files are problems, located by the column ``line`` if any."""
         entries = self._table.finish()
-        for column, what in (("key", "record key"), ("path", "file")):
-            if repeated := [*filter(None, repeated_keys(entries[column]))]:
+        has_lines = "line" in (entries.dtype.names or ())
+        for column, what in (("key", "record key"), ("path", "file"))[: 1 + has_lines]:
+            if repeated := repeated_keys(entries[column]):
                 twice, key = f"two images have this {what}; remove one of them", repeated[0]
-                if "line" in (entries.dtype.names or ()):
+                if has_lines:
                     first, second = entries["line"][entries[column] == key][:2].tolist()
                     twice = f"lines {first} and {second} have the same {what}; remove one of them"
                 error = SourceDamaged(twice, path=self._source, key=key.decode())
