@@ -36,6 +36,7 @@ MAX_SMALL = 4096  # bytes of a label or a class name
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
+_OF_MACOS = ("._", ".DS_Store")  # names of metadata that its tar adds to each file and folder
 _KINDS = {"txt": "text", "json": "json"}
 _NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # floats as Python writes them into a ``.json``
 
@@ -127,12 +128,16 @@ class ShardSample(NamedTuple):
 
 
 def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
-    """Yield the samples from the header at ``start`` on.
+    """Yield the samples from the header at ``start`` on, without the metadata of macOS.
 
     Raises SourceDamaged like :func:`.tar.walk`, and for a member whose extension is missing or repeated.
     """
     sample = None
     for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
+        end = member.offset + -(-member.size // BLOCK) * BLOCK
+        if member.name.rpartition("/")[2].startswith(_OF_MACOS):
+            start = end
+            continue
         match = _NAME.fullmatch(member.name)
         if match is None:
             raise _damaged(member, archive, "has no extension, so its kind is unknown; remove it")
@@ -144,7 +149,7 @@ def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
         if extension in sample.parts:
             raise _damaged(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
         sample.parts[extension] = member
-        start = member.offset + -(-member.size // BLOCK) * BLOCK
+        start = end
     if sample is not None:
         yield sample
 
