@@ -475,7 +475,10 @@ def hash_descriptor(descriptor: int, start: int = 0, stop: int | None = None) ->
 
 MOUNTS = Path("/proc/self/mountinfo")
 _MOUNT = re.compile(r"^(?:[^ ]+ ){4}([^ ]+) .*? - ([^ ]+)", re.MULTILINE)
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "9p")
+NETWORK_FILESYSTEMS = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "9p"),
+    *("gpfs", "beegfs", "wekafs", "panfs", "pvfs2"),
+)
 LOCAL_FUSE = tuple(f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bindfs", "gocryptfs", "encfs"))
 """User-space file systems over this machine's disks; any other may be a network file system."""
 

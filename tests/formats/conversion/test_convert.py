@@ -157,7 +157,7 @@ def test_space_is_checked_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "beegfs", "fuse.sshfs"])
 def test_lmdb_on_a_network_file_system_is_refused(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
