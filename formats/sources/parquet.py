@@ -318,7 +318,9 @@ class RowReader(FilesReader):
             return b""
         with arrow_reads(self.where(entry), key=entry["key"].decode()):
             group, row = self.record(entry)
-            return image_of(group[self.layout.image][row].as_py())
+            found = group[self.layout.image][row].as_py()
+            is_null = not any(found.values()) if isinstance(found, dict) else found is None
+            return b"" if is_null else image_of(found)  # an empty image is a bad one
 
     def value(self, column: Field, record: tuple[Columns, int], entry: np.void) -> Any:
         group, row = record
@@ -390,7 +392,7 @@ class RowContents(RecordContents):
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
-                if not has_bytes:
+                if not has_bytes and image:
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension

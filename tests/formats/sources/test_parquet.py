@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import SourceDamaged, UsageError, open_dataset
+from shardprep.formats import BadImage, SourceDamaged, UsageError, open_dataset
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.sources.recognise import recognise
 from support.datasets import converted
@@ -109,7 +109,6 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
         r"row 1: has only the path of the image, 'cat\.jpg', not its bytes",
     ),
-    "no image": ({"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)}, "row 0: has no image"),
     "a label of no class": ({"image": images(0, 1), "label": [0, 2]}, "row 1: has the label 2, but there are 2 classes"),
     "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: has the label -2"),
 }  # fmt: skip
@@ -121,6 +120,13 @@ def test_an_odd_row_is_named(columns: dict[str, Any], message: str, tmp_path: Pa
 
     with pytest.raises(SourceDamaged, match=rf"a\.parquet, {message}"):
         recognise(path).listing("train")
+
+
+def test_a_null_image_is_a_bad_one_that_may_be_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)})
+    with pytest.raises(BadImage, match=r"row 0: .*empty.*--on-bad-image skip"):
+        converted(path, tmp_path / "out")
+    assert converted(path, tmp_path / "out", on_bad_image="skip").records == 1
 
 
 def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:

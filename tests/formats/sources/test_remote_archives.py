@@ -150,8 +150,7 @@ def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once
     assert found.tobytes() == expected.tobytes()
     blocks = [start for start, end in asked_of(proxy, VAL) if end - start == BLOCK]
     assert len(blocks) == len(set(blocks))
-    headers = {int(offset) - BLOCK for offset in expected["offset"]}
-    assert headers <= set(blocks)
+    assert {int(offset) - BLOCK for offset in expected["offset"]} <= set(blocks)
 
 
 def test_a_check_of_md5_reads_each_archive_once_as_a_whole(

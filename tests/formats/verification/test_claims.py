@@ -52,8 +52,7 @@ def test_claims_that_are_not_those_of_the_rows_are_found(opened: tuple[Manifest,
     twice["key"][[2, 7]] = twice["key"][4]
     assert "two records have the same key" in broken(manifest, twice)
     assert "its class_sorted is True" in broken(replace(manifest, class_sorted=True), index)
-    by_class = index[np.argsort(index["label"], kind="stable")]
-    assert "its class_sorted is False" in broken(manifest, by_class)
+    assert "its class_sorted is False" in broken(manifest, index[np.argsort(index["label"], kind="stable")])
 
 
 def test_partial_is_known_for_the_official_classes(opened: tuple[Manifest, Rows]) -> None:

@@ -93,8 +93,7 @@ def test_the_shards_of_each_step_are_foreseen(found: Any) -> None:
     uses, ends = shard_uses(without, 2), np.cumsum(without.shard_counts)
 
     for step, numbers in enumerate(Epoch(without, 2).batches()):
-        shards = set(np.searchsorted(ends, numbers, side="right").tolist())
-        assert shards <= set(uses.at(step).tolist())
+        assert set(np.searchsorted(ends, numbers, side="right").tolist()) <= set(uses.at(step).tolist())
 
 
 HOME = {"dataset": "sha256:abc", "epoch": 3}
