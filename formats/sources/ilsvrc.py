@@ -138,8 +138,9 @@ class Ilsvrc(Source):
 
     def expected(self, split: str) -> int | None:
         """Return the official or annotated number of images; None if unknown."""
-        is_packed = isinstance(self.of_split[split], PackedImages)
-        if self.labels.is_official or (is_packed and self.annotation_files.devkit is None):
+        images = self.of_split[split]
+        is_flat = isinstance(images, PackedImages) and not images.classes  # whose classes are in the devkit
+        if self.labels.is_official or (is_flat and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
         if split == "train":
             return sum(self.annotation_files.train_images.values()) or None
