@@ -254,9 +254,10 @@ def _empty(spec: Any) -> Any:
 def _checked(value: Any, spec: Any) -> Any:
     dtype = (_known(value.dtype) or value.dtype).name
     if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
+        remedy = "with None where sizes differ" if dtype == spec.dtype.name else f"of {dtype}"
         raise UsageError(
             f"a batch has {dtype} {list(value.shape)} where its signature, by default that of the first batch, says "
-            f"{spec.dtype.name} {spec.shape}; fix it, or give a signature= with None where sizes differ"
+            f"{spec.dtype.name} {spec.shape}; fix it, or give a signature= {remedy}"
         )
     return value
 
