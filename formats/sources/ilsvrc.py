@@ -35,8 +35,16 @@ from shardprep.formats.sources.devkit import (
 )
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
-from shardprep.formats.sources.source import Entries, Listing, Problems, Source, SourceOptions, split_folders
-from shardprep.formats.sources.tables import TABLE_SUFFIXES
+from shardprep.formats.sources.source import (
+    Entries,
+    Listing,
+    Problems,
+    Source,
+    SourceOptions,
+    split_folders,
+    split_in,
+)
+from shardprep.formats.sources.tables import CSV_SUFFIXES, JSON_SUFFIXES
 from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,
@@ -371,9 +379,12 @@ def official_source(path: Path, options: SourceOptions, *, check_md5: bool = Fal
 def _split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
     """Return the images in the folders ``train``, ``val`` and ``test`` of a folder."""
     places = split_folders(root)
-    walk, test = FolderWalk(root, options.follow_symlinks), places.get("test")
-    if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
-        places["test"] = f"{test}/test"  # the official archive contains a folder test
+    walk, train = FolderWalk(root, options.follow_symlinks), root / places.get("train", "")
+    for split, place in list(places.items()):
+        for inner in ("test", "images"):  # the official archive contains a folder test
+            is_other = split == inner or (split != "train" and train != root and not (train / inner).is_dir())
+            if is_other and (root / place / inner).is_dir() and walk.folders(place) == [inner]:
+                places[split] = f"{place}/{inner}"
     return {split: FolderImages(layout, root, place, options) for split, place in places.items()}
 
 
@@ -386,6 +397,13 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
     names = walk.folders()
     walk.problems.raise_all()
     refuse_unpaired(path, names)
+    of_split = {name: found for name in names if (found := split_in(name))}
+    if len({*of_split.values()}) > 1 and 2 * len(of_split) >= len(names):
+        raise UsageError(
+            f"holds {' and '.join(of_split)}, which are splits by their names, not classes; rename them to train, val "
+            "and test, or convert each by itself with --split, and --coco FILE for COCO's annotations",
+            path=path,
+        )
     for file in walk.files() if len(names) == 1 else ():
         if file.path.endswith(".json"):
             refuse_coco_file(path / file.path)
@@ -442,14 +460,11 @@ class FolderImages:
         place, classes, problems = self.place, self.classes, Problems()
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
         used = [each.top for each in source.of_split.values() if isinstance(each, FolderImages)]
-        table, notes = EntryTable(self.root, problems), other_folders_note(self.root, used)
+        table = EntryTable(self.root, problems)
+        notes = (*other_folders_note(self.root, used), *self._doubts(source, split))
         if classes or split == "train":
             for file in walk.files(place):
-                if walk.is_left_out(file, place):
-                    if len(classes) == 1 and Path(file.path).suffix.lower() in TABLE_SUFFIXES:
-                        list_it = f"if {file.path} has the labels, convert that file, with --root"
-                        notes += (f"the only class is {classes[0]}; {list_it}",)
-                else:
+                if not walk.is_left_out(file, place):
                     loose = self.top / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
@@ -490,3 +505,26 @@ class FolderImages:
             notes=notes,
             options=self.options.kept("follow_symlinks", "skip_non_images"),
         )
+
+    def _doubts(self, source: Ilsvrc, split: str) -> Iterator[str]:
+        """Yield notes about folders that may not be the classes, or are not in the order of their numbers."""
+        train = source.of_split.get("train")
+        if isinstance(train, FolderImages) and (other := {*self.classes}.difference(train.classes)):
+            yield f"{count_of(len(other), 'class')} that train lacks, first {min(other)}"
+        names = [one.name for one in source.labels.classes]
+        if split != source.splits[0] or (len(names) > 1 and official_words().keys() >= {*names}):
+            return
+        beside = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
+        tables = [name for name in beside if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
+        if tables or len(names) == 1:
+            known = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
+            list_it = "another file has the labels, convert a list of paths and labels"
+            if tables:
+                list_it = f"{' or '.join(tables[:MOST_NAMED])} has the labels, convert that file, with --root"
+            yield f"{known}; if {list_it}"
+        if all(map(str.isdecimal, names)) and (in_order := sorted(names, key=int)) != names:
+            label = next(label for label, name in enumerate(names) if name != in_order[label])
+            yield (
+                f"folders are numbered as text: {names[label]} has the label {label}; to keep their numbers, convert a "
+                "list of paths and labels"
+            )

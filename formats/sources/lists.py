@@ -397,7 +397,7 @@ def _column(
 ) -> str:
     """Return the wanted column, or else the first usual one, ignoring case. Raises UsageError."""
     found = usual_column(names, usual) if wanted is None else wanted
-    if found not in names:
+    if not found or found not in names:  # a header may be empty
         looked_for = f"{usual[0]!r} or the like" if wanted is None else repr(wanted)
         there = ", ".join(names)[:200]
         raise UsageError(f"has no column {looked_for}; choose one with {option}: {there}", path=file.path)

@@ -376,7 +376,7 @@ class TableForm:
     def _text_rows(self, lines: Lines) -> Rows:
         for line in filter(None, map(str.strip, lines)):
             path, separator, label = line.partition("\t") if "\t" in line else line.rpartition(" ")
-            if separator:
+            if separator and "\t" not in label:
                 yield TableRow(lines.number, 0, 0, {"path": path, "label": label})
             else:
                 yield ValueError(f"{line[:80]!r} is not a path and its label")

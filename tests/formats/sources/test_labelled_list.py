@@ -34,6 +34,7 @@ def listing(path: Path, text: str | bytes, root: Path, **options: Any) -> Listin
 
 HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is not a path and its label"),
+    ("list.txt", b"dog.jpg\tdog\t0\t0\n", r"line 1: 'dog\.jpg\\tdog\\t0\\t0' is not a path and its label"),
     ("list.txt", b"dog.jpg dog\n\xff\xfe 1\n", r"line 2: is not UTF-8 text at its byte 0"),
     ("list.txt", b"a b\n" + b"x" * (MAX_LINE_BYTES + 1), r"line 2: has more than 16777216 bytes"),
     ("list.txt", b"dog\0.jpg dog\n", r"line 1: has a NUL byte"),
@@ -49,6 +50,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has no label"),
     ("list.csv", b"path,label\ndog.jpg," + b"x" * 200_000, r"line 2 is not CSV .* to JSON Lines"),
     ("list.csv", b"a,b\ndog.jpg,dog\n", r"has no column 'path' .*--path-column: a, b$"),
+    ("list.csv", b",path,b\n0,dog.jpg,dog\n", r"has no column 'label' .*--label-column .*: , path, b$"),
     ("list.csv", b"path,b\ndog.jpg,dog\n", r"has no column 'label' .*--label-column .*: path, b$"),
     ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
     ("list.jsonl", b"{", r"line 1: "),
@@ -103,8 +105,7 @@ def test_a_table_that_cannot_be_used_is_an_error_with_its_line_and_cases_of_one_
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, follow: bool) -> None:
     long = {"n" * 300 + ".jpg": "cat", "folder/" + "m" * 300 + ".jpg": "dog"}
-    lines = (f"{path} {label}\n" for path, label in (ROWS | long).items())
-    write(tmp_path / "list.txt", "".join(lines).encode())
+    write(tmp_path / "list.txt", "".join(f"{path} {one}\n" for path, one in (ROWS | long).items()).encode())
     options = SourceOptions(root=root, follow_symlinks=follow)
 
     with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files missing"):
@@ -272,12 +273,8 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
     ]
     columns = ("age:float=How old", "tags:labels", "box:uint8[2]", "sex:label", "about:json")
 
-    (done,) = convert(
-        folder_with(tmp_path / "s", rows),
-        tmp_path / "out",
-        workers=0,
-        source_options=SourceOptions(columns=columns),
-    )
+    options = SourceOptions(columns=columns)
+    (done,) = convert(folder_with(tmp_path / "s", rows), tmp_path / "out", workers=0, source_options=options)
 
     schema = done.manifest.schema
     assert [schema[name].classes for name in ("tags", "sex")] == [("big", "new"), ("f",)]
