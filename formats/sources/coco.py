@@ -222,7 +222,8 @@ class CocoInstances:
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
         self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
-            raise SourceDamaged("has no categories, or two with one name; correct it", path=self._path)
+            what = "has no categories (for captions, write metadata.jsonl beside the images), or two with one name"
+            raise SourceDamaged(f"{what}; correct it", path=self._path)
         self.entries = self._table.finish()
         self.images, self.places = self._placed(annotations)
         advice = f"is not in {self._path.name}; remove the image, or add it there"
