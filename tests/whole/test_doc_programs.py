@@ -19,8 +19,7 @@ import pytest
 
 from shardprep.formats.reports.gate import KINDS, read_limits
 from support.datasets import prep
-from support.documents import PAGES, README, Block, blocks_of
-from support.repository import ROOT
+from support.documents import PAGES, Block, blocks_of
 from support.tensorflow_log import without_tensorflow_log
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ RUN = [block for block in BLOCKS if block in PROGRAMS + SHELL]
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
 
 # The programs of other pages are run by `pytest -m torture`.
-MAIN_PAGES = {README, *(ROOT / "docs" / f"{name}.md" for name in ("training", "flow", "storage"))}
+MAIN_PAGES = {page for page in PAGES if page.stem in ("README", "training", "flow", "storage")}
 
 Ending = tuple[int, str]
 
