@@ -408,13 +408,8 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
         if file.path.endswith(".json"):
             refuse_coco_file(path / file.path)
     for name in names:
-        has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
-        if has_no_image or (len(names) == 1 and split_folders(path / name)):
-            raise UsageError(
-                "holds folders instead of images, so it is not a class; give the folder that holds the splits (train, "
-                "val, test) or the class folders, or a list of paths and labels",
-                path=path / name,
-            )
+        if _holds_folders(walk, name) or (len(names) == 1 and split_folders(path / name)):
+            raise UsageError(_NO_CLASS, path=path / name)
     if not names and any(map(is_image, walk.files())):
         raise UsageError(
             "holds images outside class folders, and nothing says which class they belong to; sort them "
@@ -424,6 +419,16 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | No
         )
     images = FolderImages("class-folders", path, "", options)
     return Ilsvrc(of_split={split: images}) if names else None
+
+
+_NO_CLASS = (
+    "holds folders instead of images, so it is not a class; give the folder that holds the splits (train, val, "
+    "test) or the class folders, or a list of paths and labels"
+)
+
+
+def _holds_folders(walk: FolderWalk, place: str) -> bool:
+    return bool(walk.folders(place)) and not any(map(is_image, walk.files(place)))
 
 
 @dataclass(frozen=True)
@@ -454,6 +459,8 @@ class FolderImages:
         names = walk.folders(self.place)
         walk.problems.raise_all()
         refuse_unpaired(self.top, names)
+        if len(names) == 1 and _holds_folders(walk, f"{self.place}/{names[0]}".strip("/")):
+            raise UsageError(_NO_CLASS, path=self.top / names[0])
         return names
 
     def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:

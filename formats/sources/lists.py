@@ -68,7 +68,7 @@ PATH_COLUMNS = (
 )
 LABEL_COLUMNS = (
     *("label", "class", "class_name", "category", "target", "labels", "label_name", "class_id", "label_id"),
-    *("wnid", "synset", "y"),
+    *("wnid", "synset", "y", "classid"),
 )
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
 _PLAIN = ("path", "label")

@@ -41,9 +41,9 @@ from shardprep.formats.sources.trees import (
 )
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "rgb")
+_IMAGES = re.compile(rf"\b({'|'.join(IMAGE_FOLDERS)}|inputs?|originals?)\b")
 _PARTNERS = re.compile(
-    r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
-    re.IGNORECASE,
+    r"\b(masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground ?truths?|targets?)\b"
 )
 OUTSIDE = "images beside the folders"
 
@@ -51,12 +51,17 @@ OUTSIDE = "images beside the folders"
 def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
     """Raise UsageError if the folders ``names`` look like images and their annotations instead of classes.
 
-    One has a name like "images", and others are named like masks or have files with the same names.
+    One has "images" or the like in its name, and others are named like masks, or have files with the same
+    names as a folder "images".
     """
-    images = images_among(names)
-    stems = _stems(folder / images) if images else set()
+    words = {name: re.sub("[^a-z]+", " ", name.lower()) for name in names}
+    whole = images_among(names)
+    images = whole or next(
+        (n for n in names if _IMAGES.search(words[n]) and not _PARTNERS.search(words[n])), None
+    )
+    stems = _stems(folder / whole) if whole else set()
     others = [name for name in names if images and name != images]
-    if partners := [n for n in others if _PARTNERS.fullmatch(n) or _stems(folder / n) == stems != set()]:
+    if partners := [n for n in others if _PARTNERS.search(words[n]) or _stems(folder / n) == stems != set()]:
         raise UsageError(
             f"holds {images} and {', '.join(partners)}, which are not classes; name folders of masks with --pair "
             "NAME=FOLDER and COCO's annotations with --coco FILE, or write values to metadata.csv beside the images",

@@ -135,6 +135,7 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
         (["train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg"], "holds val and validation, both for val; move"),
         (["cat/1.jpg", "dog/1.jpg", "test/1.jpg"], "holds test beside other folders of images: cat, dog; rename it"),
         (["train2017/1.jpg", "val2017/1.jpg", "b/captions.json"], "holds train2017 and val2017, .* --split, .* --coco"),
+        (["train/train/cat/1.jpg", "test/1.jpg"], "train/train: holds folders .*; give the folder that holds"),
         ([], "is an empty folder$"),
         (["data-00000-of-00001.arrow", "state.json"], "saved by datasets' save_to_disk; write it with to_parquet"),
         (["train/1.jpg", "train/metadata.parquet"], "parquet: is not read beside images; write .* metadata.jsonl"),
@@ -147,7 +148,7 @@ def test_folders_that_are_no_splits_and_classes_say_what_would_help(
     for name in files:
         write(tmp_path / name, b"x")
     with pytest.raises(UsageError, match=match):
-        recognise(tmp_path)
+        recognise(tmp_path).listing("train")
 
 
 def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) -> None:
@@ -176,14 +177,15 @@ def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) 
         (["imgs/train/1.jpg", "masks/train/1.png", "depth/train/1.png"], "imgs and depth, masks"),
         (["train/rgb/1.jpg", "train/so so/1.png", "train/other/2.png"], "rgb and so so"),
         (["images/1.jpg", "annotations/a/labels.json"], "images and annotations"),
+        (["DUTS-TR-Image/1.jpg", "DUTS-TR-Mask/1.png"], "DUTS-TR-Image and DUTS-TR-Mask"),
+        (["Original/1.png", "Ground Truth/1.png"], "Original and Ground Truth"),
     ],
 )
 def test_images_beside_masks_are_no_classes(files: list[str], names: str, tmp_path: Path) -> None:
     for name in files:
         write(tmp_path / name, b"x")
-    with pytest.raises(
-        UsageError, match=f"holds {names}, which are not classes; .*--pair.*--coco.*metadata.csv"
-    ):
+    expected = f"holds {names}, which are not classes; .*--pair.*--coco.*metadata.csv"
+    with pytest.raises(UsageError, match=expected):
         recognise(tmp_path).listing("train")
 
 
