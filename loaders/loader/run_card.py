@@ -47,6 +47,9 @@ class ChosenRecords:
         listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
         return cls(len(numbers), digest_of(numbers), listed)
 
+    def __str__(self) -> str:
+        return f"{count_of(self.count, 'record')} with the digest {self.digest}"
+
     def given(self, option: str) -> Records:
         """Return the record numbers, int64. Raises UsageError, which names the option, if none are listed."""
         if self.numbers is None:
@@ -97,7 +100,9 @@ class TransformCard:
 
     @property
     def title(self) -> str:
-        """The name, and the identity if it is known."""
+        """The transform with its arguments, or the name, and the identity if it is known."""
+        if self.arguments is not None:
+            return repr(self.made())
         return f"{self.name} {self.identity}" if self.identity else self.name
 
     @property
@@ -276,11 +281,9 @@ def differing_transforms(one: TransformCard | None, other: TransformCard | None)
     """Return both transforms as text, with their arguments or identities; None if they are equal."""
     if one is None or other is None:
         return None if one is other else (one.title if one else "none", other.title if other else "none")
-    if one.name == other.name and one.arguments is not None and other.arguments is not None:
-        return None if one.arguments == other.arguments else (repr(one.made()), repr(other.made()))
     unknown = one.identity is None or other.identity is None
-    same = one.name == other.name and (unknown or one.identity == other.identity)
-    return None if same else (one.title, other.title)
+    same = (one.name, one.arguments) == (other.name, other.arguments)
+    return None if same and (unknown or one.identity == other.identity) else (one.title, other.title)
 
 
 TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'

@@ -318,7 +318,7 @@ class RunProof:
         records: The number of records in an epoch's order, of the dataset or the subset.
         epochs: The epochs, in order.
         without: Keys of the records that ``without=`` omitted.
-        transforms: The names of all different transforms.
+        transforms: All different transforms, in words.
         statement: What is proven, in words.
         signers: Fingerprints of the keys that signed the logs, if all are signed.
     """
@@ -402,7 +402,9 @@ def prove(
     for other in (part.card.without_numbers() for part in parts):
         for name in SAME:
             if (one := getattr(bare, name)) != (two := getattr(other, name)):
-                raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
+                raise DataError(
+                    f"the logs are of runs that differ in {name}, {one} and {two}; prove each run by itself"
+                )
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
     plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")

@@ -121,8 +121,8 @@ def same_name(source: str) -> Any:
 OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
     (TrainTransform(32), TrainTransform(48, flip=False), r"TrainTransform\(32\) .* \(48, flip=False\)"),
     (Views([TrainTransform(32)]), Views([TrainTransform(48)]), r"\(TrainTransform\(32\),\)\) where .*\(48\)"),
-    (TrainTransform(32), EvalTransform(32), "TrainTransform where this one has EvalTransform"),
-    (TrainTransform(32), None, "TrainTransform where this one has none"),
+    (TrainTransform(32), EvalTransform(32), r"TrainTransform\(32\) where this one has EvalTransform\(32\)"),
+    (TrainTransform(32), None, r"TrainTransform\(32\) where this one has none"),
     (None, lengths, "none where this one has lengths"),
     (lengths, doubled, "lengths where this one has doubled"),
     (Tagging(), Tagging({"a key": fail}), "Tagging with other values"),

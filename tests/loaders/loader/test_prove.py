@@ -113,7 +113,7 @@ def test_what_was_left_out_made_or_found_bad_is_named(lmdb_shards: Path, tmp_pat
             list(loader)
             loader.log_epoch(tmp_path / "two")
     said = prove(lmdb_shards, [tmp_path / "two"]).statement
-    assert "made with 2 different transforms: TrainTransform, TrainTransform." in said
+    assert "made with 2 different transforms: TrainTransform(8), TrainTransform(9)." in said
 
 
 def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
@@ -209,8 +209,8 @@ def test_nothing_is_left_of_a_line_that_does_not_fit(lmdb_shards: Path, tmp_path
 
 
 def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path) -> None:
-    train(lmdb_shards, tmp_path / "whole", world=2)
-    train(lmdb_shards, tmp_path / "other", seed=6)
+    for name, options in ("whole", {"world": 2}), ("other", {"seed": 6}), ("some", {"without": [9]}):
+        train(lmdb_shards, tmp_path / name, **options)
     lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
     (tmp_path / "half").write_bytes(lines[0])
     (tmp_path / "empty").write_bytes(b"")
@@ -225,7 +225,8 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
         (["half"], "delivered 102 of 204 records.*so 102 or more are missing"),
         (["huge"], "some were delivered more than once"),
         (["beyond"], "its places are 0, 0 and"),
-        (["whole", "other"], "differ in seed"),
+        (["whole", "other"], "differ in seed, 5 and 6; prove each run by itself"),
+        (["whole", "some"], "differ in without, None and 1 record with the digest [0-9a-f]{32};"),
         (["empty"], "is empty"),
         (["torn"], "line 2 is not JSON"),
     ):
