@@ -417,6 +417,8 @@ def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
     """Return an annotation's left and upper edge, width and height in pixels. Raises ValueError."""
     box: Any = annotation.get("bbox")
+    if box is None:
+        raise ValueError("an annotation has no bbox (write labels without boxes to a list of images)")
     are_numbers = isinstance(box, list) and all(type(side) in (int, float) for side in box)
     if not are_numbers or len(box) != 4 or min(box[2:]) < 0 or not all(abs(side) <= MAX_SIDE for side in box):
         raise ValueError(f"the annotation {annotation.get('id')} has no valid bbox of four numbers")

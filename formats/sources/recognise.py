@@ -215,7 +215,8 @@ _UNKNOWN_SOURCE = (
     "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
     "test; class folders; images with metadata.csv, folders of masks (--pair) or COCO's annotations; a list of "
     "paths and labels (.txt, .csv, .tsv, .jsonl); tars of WebDataset (uncompressed, the files of a sample side "
-    "by side), TFRecord or Parquet files, or tensorpack's LMDB; or converted shards"
+    "by side), TFRecord or Parquet files, or tensorpack's LMDB; or converted shards. Save anything else with "
+    "write_dataset, in Python"
 )
 
 

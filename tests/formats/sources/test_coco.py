@@ -56,10 +56,8 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     ("change", "match"),
     [
         (lambda d: d["images"].pop(), r"000004\.png: is not in instances_train2017\.json"),
-        (
-            lambda d: d["images"].append({**d["images"][0], "id": 7, "file_name": "x.png"}),
-            r"has 5 images, not 6 \(1 file missing, first \S+x\.png\); add --allow-partial",
-        ),
+        (lambda d: d["images"].append({**d["images"][0], "id": 7, "file_name": "x.png"}),
+         r"has 5 images, not 6 \(1 file missing, first \S+x\.png\); add --allow-partial"),
         (lambda d: d["images"].append({**d["images"][0], "file_name": NAMES[1]}), "record key|one id"),
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
         (lambda d: d["images"][0].update(width="10"), "no valid width and height; correct it, or copy it again$"),
@@ -70,6 +68,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
         (lambda d: d["annotations"][0].update(category_id=1), "to a category that does not exist"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "no valid bbox"),
+        (lambda d: d["annotations"][0].pop("bbox"), "has no bbox .*to a list"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "no valid bbox of four numbers"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3, float("inf")]), "Infinity is not JSON"),
         (lambda d: d["annotations"].append(3), "expected a JSON object"),
