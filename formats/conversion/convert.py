@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -48,7 +48,7 @@ from shardprep.formats.runtime.work_folder import (
     shards_kept,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.manifest import Manifest, read_manifest
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
@@ -58,7 +58,7 @@ from shardprep.formats.shards.read import (
     link_archive,
 )
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.source import ByteReader, Listing, Problems, SourceOptions
+from shardprep.formats.sources.source import SPLITS, ByteReader, Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
 from shardprep.formats.verification.verify import verify
@@ -247,7 +247,11 @@ def outcome(
         "already_complete": built is None,
         "skipped": sum_up(listing, built or (), skipped),
         "ignored": listing.ignored,
-        "notes": (*listing.notes, *_notes_on_columns(prepared, built or ())),
+        "notes": (
+            *listing.notes,
+            *_notes_on_columns(prepared, built or ()),
+            *_notes_beside(prepared.output, manifest),
+        ),
         "has_labels": prepared.planned.has_labels,
     }
 
@@ -262,6 +266,19 @@ def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> I
                 f"{count} in the column {column.name} with a size other than the record's image (first: "
                 f"{others[0].first_other}); training refuses them as masks"
             )
+
+
+def _notes_beside(output: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield a note for each split beside this one in which a class of both has another number."""
+    here = manifest.labels.label_of
+    for split in SPLITS if output.name in SPLITS else ():
+        with suppress(DataError, OSError):  # such as no manifest
+            there = read_manifest(output.parent / split).labels.label_of
+            if name := next((name for name in here if there.get(name, here[name]) != here[name]), None):
+                yield (
+                    f"{name} is class {here[name]} here and {there[name]} in {split} beside it; convert both at once, "
+                    "such as from a list with the column split"
+                )
 
 
 def build_shards(

@@ -245,6 +245,13 @@ def test_files_of_a_list_that_are_no_images_are_left_out_and_mustard_is_not_usta
     assert (done.manifest.records, done.ignored) == (1, {"non-image files": 1})
 
 
+def test_a_class_with_another_number_in_the_split_beside_is_noted(pictures: Path, tmp_path: Path) -> None:
+    for split, text in (("train", "dog.jpg dog\ncat/1.jpg cat\n"), ("val", "dog.jpg dog\n")):
+        write(path := tmp_path / f"{split}.txt", text.encode())
+        (done,) = convert(path, tmp_path / "out", source_options=SourceOptions(root=pictures), workers=0)
+    assert done.notes[0].startswith("dog is class 0 here and 1 in train beside it; convert both at once")
+
+
 NAMES = [f"{number}.png" for number in range(7)]
 
 
@@ -289,13 +296,8 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
 
 
 def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(tmp_path: Path) -> None:
-    cells = {
-        "a": ["1", "", "2"],
-        "b": ["1", "2.5", "nan"],
-        "c": ["1", "2", "x"],
-        "d": ["", "", ""],
-        "e": ["-1", "2", "3"],
-    }
+    columns = (["1", "", "2"], ["1", "2.5", "nan"], ["1", "2", "x"], ["", "", ""], ["-1", "2", "3"])
+    cells = dict(zip("abcde", columns, strict=True))
     rows = [{"file_name": f"{n}.png"} | {name: cell[n] for name, cell in cells.items()} for n in range(3)]
     source = folder_with(tmp_path / "csv", rows)
     typed = [[1, 2.5, 3], [{}, [], None], ["x", 1, 2], [1 << 70, 1, 2], [True, False, True]]
