@@ -516,7 +516,7 @@ class FolderImages:
     def _doubts(self, source: Ilsvrc, split: str) -> Iterator[str]:
         """Yield notes about folders that may not be the classes, or are not in the order of their numbers."""
         names = [one.name for one in source.labels.classes]
-        if split != source.splits[0] or (len(names) > 1 and official_words().keys() >= {*names}):
+        if split != source.splits[0] or (len(names) != 1 and official_words().keys() >= {*names}):
             return
         beside = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
         tables = [name for name in beside if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]

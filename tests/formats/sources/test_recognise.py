@@ -156,13 +156,14 @@ def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) 
         write(tmp_path / name, b"x")
     assert recognise(tmp_path).description == "class-folders: train (3 classes)"
 
-    for name in ("train/cat/1.jpg", "train/labels.csv", "val/dog/1.jpg"):
+    for name in ("train/cat/1.jpg", "train/labels.csv", ".of/test/1.jpg", ".of/a.csv"):
         write(tmp_path / name, b"x")
     left_out, table = recognise(tmp_path).listing("train").notes
     assert left_out == "folders with images that are left out: cat, dog, images"
     has_it = "; if labels.csv has the labels, convert that file, with --root"
     assert table == f"the folders are the classes{has_it}"
     assert recognise(tmp_path / "train").listing("train").notes == (f"the only class is cat{has_it}",)
+    assert recognise(tmp_path / ".of").listing("test").notes == ()
     for name, note in (("9", "the only class is 9; if another"), ("10", "10 has the label 0; to keep")):
         write(tmp_path / "of" / name / "1.jpg", b"x")
         assert note in recognise(tmp_path / "of").listing("train").notes[0]
