@@ -283,8 +283,7 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
     options = SourceOptions(columns=columns)
     (done,) = convert(folder_with(tmp_path / "s", rows), tmp_path / "out", workers=0, source_options=options)
 
-    schema = done.manifest.schema
-    assert [schema[name].classes for name in ("tags", "sex")] == [("big", "new"), ("f",)]
+    assert [done.manifest.schema[name].classes for name in ("tags", "sex")] == [("big", "new"), ("f",)]
     assert done.manifest.source["columns"] == [*columns]
     for number, name in enumerate(NAMES):
         found = values(done.path)[name]

@@ -389,8 +389,7 @@ def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[
     (width,) = {point.seconds for point in points}
     assert (width / FIRST_WIDTH_S).is_integer()
     assert [point.began for point in points] == [place * width for place in range(len(points))]
-    last = sum(gap for gap, _, _ in batches[1:])
-    assert points[-1].began <= last * (1 + 1e-9) + 1e-6
+    assert points[-1].began <= sum(gap for gap, _, _ in batches[1:]) * (1 + 1e-9) + 1e-6
 
 
 def test_without_the_kernels_account_nothing_is_known_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

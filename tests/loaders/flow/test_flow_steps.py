@@ -143,8 +143,7 @@ def test_files_come_in_the_order_of_their_paths_bytes_with_their_classs_place(tm
 
     flow = Flow.from_files(tmp_path)
 
-    expected = [(name.encode(), labels[name.partition("/")[0]]) for name in order]
-    assert list(flow) == list(flow) == expected
+    assert list(flow) == list(flow) == [(name.encode(), labels[name.partition("/")[0]]) for name in order]
     assert len(flow) == len(order)
     assert flow.batches_never_change
 

@@ -224,8 +224,7 @@ def test_a_sheet_has_each_picture_in_its_cell(tmp_path: Path) -> None:
     height = (len(drawn) - TITLE - GAP) // 3
     for place, row in enumerate([0, 1, None, *range(2, 8)]):
         x, y = GAP + place % 4 * (160 + GAP), TITLE + GAP + place // 4 * height
-        shown = drawn[y : y + 160, x : x + 160]
-        assert np.array_equal(shown, pixels[row]) == (row is not None)
+        assert np.array_equal(drawn[y : y + 160, x : x + 160], pixels[row]) == (row is not None)
 
 
 def test_a_page_has_the_pixels_as_they_are_and_no_foreign_markup(tmp_path: Path) -> None:
