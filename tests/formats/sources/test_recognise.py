@@ -155,7 +155,6 @@ def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) 
     for name in ("cat/1.jpg", "dog/1.jpg", "images/2.jpg"):
         write(tmp_path / name, b"x")
     assert recognise(tmp_path).description == "class-folders: train (3 classes)"
-
     for name in ("train/cat/1.jpg", "train/labels.csv", "val/dog/1.jpg", ".of/test/1.jpg", ".of/a.csv"):
         write(tmp_path / name, b"x")
     left_out, table = recognise(tmp_path).listing("train").notes
