@@ -32,7 +32,7 @@ from shardprep.formats.conversion.shard import (
     is_other_file,
     shard_jobs,
 )
-from shardprep.formats.errors import BadImage, DataError, UsageError
+from shardprep.formats.errors import BadImage, DataError, ShardprepError, UsageError
 from shardprep.formats.images.decode import crashes_decoder
 from shardprep.formats.images.header import cause_of, read_image_header
 from shardprep.formats.records.record import content_digest, record_crc
@@ -272,7 +272,7 @@ def _notes_beside(output: Path, manifest: Manifest) -> Iterator[str]:
     """Yield a note for each split beside this one in which a class of both has another number."""
     here = manifest.labels.label_of
     for split in SPLITS if output.name in SPLITS else ():
-        with suppress(DataError, OSError):  # such as no manifest
+        with suppress(ShardprepError, OSError):  # such as no manifest, or one of a later release
             there = read_manifest(output.parent / split).labels.label_of
             if name := next((name for name in here if there.get(name, here[name]) != here[name]), None):
                 yield (
