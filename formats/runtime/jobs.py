@@ -14,11 +14,12 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, InvalidStateError, wait as await_all
+from concurrent.futures import Executor, Future, InvalidStateError, wait as await_all
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -139,15 +140,20 @@ def completed(
     ``take`` again after each yield. Cancels pending calls when closed or after an error.
     """
     pending: dict[Future[T], K] = {}
+    done: SimpleQueue[Future[T]] = SimpleQueue()
     try:
         while True:
             while len(pending) < at_once and (key := take()) is not None:
-                pending[submit(key)] = key
+                pending[future := submit(key)] = key
+                future.add_done_callback(done.put)
             if not pending:
                 return
-            await_all(pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
-            for future in [each for each in pending if each.done()]:  # await_all() omits cancelled futures
-                yield pending.pop(future), future
+            # not by futures.wait(): an interruption within it would leave the futures' locks held
+            with suppress(Empty):
+                ended = done.get(timeout=POLL_INTERVAL_S)
+                while True:
+                    yield pending.pop(ended), ended
+                    ended = done.get_nowait()
             yield None
     finally:
         for future in pending:
