@@ -194,9 +194,10 @@ class OperationError(ShardprepError):
 class DatasetNotFound(OperationError, FileNotFoundError):
     """There is no folder where a dataset should be."""
 
-    errno: Any = error_numbers.ENOENT
-    filename: Any = property(lambda self: self.path)
-    strerror: Any = property(lambda self: self.message)
+    # with setters that set nothing, because Dask's pickles set all three
+    errno: Any = property(lambda self: error_numbers.ENOENT, lambda self, value: None)
+    filename: Any = property(lambda self: self.path, lambda self, value: None)
+    strerror: Any = property(lambda self: self.message, lambda self, value: None)
 
     @classmethod
     def at(cls, folder: Path) -> DatasetNotFound:
