@@ -373,7 +373,8 @@ MAX_SCANS = 100  # libjpeg decodes a progressive file once per scan: thousands a
 
 SOI, EOI, SOS, APP1, APP14 = 0xD8, 0xD9, 0xDA, 0xE1, 0xEE
 STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among them
-PROGRESSIVE_FRAMES = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+PROGRESSIVE_FRAMES = frozenset({0xC2, 0xCA})
+DECODED_FRAMES = PROGRESSIVE_FRAMES | {0xC0, 0xC1, 0xC9}  # Huffman-coded and arithmetic
 STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _SCAN = re.compile(rb"\xff\xda\0[\x06\x08\x0a\x0c\x0e][\0-\4]")  # with a length that libjpeg accepts
 
@@ -384,6 +385,8 @@ def read_jpeg(image: bytes) -> ImageInfo:
     for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
             frame = frame_of(image[start:stop])
+            if marker not in DECODED_FRAMES or image[start] != 8:  # of some, OpenCV ignores a reduction
+                raise BadImage(not_decoded("a JPEG that is lossless, hierarchical or of more than 8 bits"))
             if marker in PROGRESSIVE_FRAMES:
                 flags |= ImageFlag.PROGRESSIVE
         elif marker == APP14 and image[start : start + 5] == b"Adobe":

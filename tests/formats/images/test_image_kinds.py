@@ -155,10 +155,9 @@ REFUSED = {
         "gray tiles, which OpenCV decodes to wrong pixels",
     ),
     "PGM of 4 bits": (b"P5\n3 2\n15\n123456", "values up to 15, which OpenCV decodes to wrong pixels"),
-    "BMP of unusual masks": (
-        bmp(32, packing=3, rest=struct.pack("<3I", 255, 255 << 8, 255 << 16)),
-        "unusual colour masks, which OpenCV decodes to wrong pixels",
-    ),
+    "BMP of unusual masks": (bmp(32, packing=3, rest=struct.pack("<3I", 255, 255 << 8, 255 << 16)), "unusual colour masks, which OpenCV decodes to wrong"),
+    "JPEG without loss": (skeleton(frame(9, 6, marker=0xC3), scan()), "lossless, hierarchical or of more than 8 bits, which"),
+    "JPEG of 12 bits": (skeleton(frame(9, 6).replace(b"\x08", b"\x0c", 1), scan()), "or of more than 8 bits, which OpenCV does not"),
     "BMP of JPEG": (bmp(24, packing=4), UNUSUAL),
     "JPEG 2000 of CMYK": (JP2.replace(b"colr\1\0\0\0\0\0\x10", b"colr\1\0\0\0\0\0\x0c"), "not sRGB or gray"),
     "JPEG 2000 of 12 bits": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\x0b\1\1" * 3), "8 or 16 bits"),
