@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.errors import BadImage, LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.images.header import jpeg_size
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema, no_constant
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
@@ -308,6 +309,16 @@ class CocoReader(ImagesAndFile):
     def only(self, entries: Entries) -> CocoReader:
         wanted = np.isin(self.image_of, entries["offset"])
         return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
+
+    def read(self, entry: np.void) -> bytes:
+        image = super().read(entry)
+        width, height = jpeg_size(image) or (0, 0)
+        if width != height and (width, height) == (entry["height"], entry["width"]):
+            raise BadImage(
+                f"has {width}x{height} pixels, but annotations for {height}x{width}, as if turned: apply its EXIF "
+                "orientation to the file (such as by mogrify -auto-orient)"
+            )
+        return image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         file, offset = self.opened[1], int(entry["offset"])

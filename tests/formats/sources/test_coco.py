@@ -13,6 +13,7 @@ from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.recognise import recognise
 from support.column_sources import coco_instances, picture, write_pictures
 from support.datasets import prep_here
+from support.image_files import JPEG
 from support.source_builders import write
 
 NAMES = [f"{number:012}.png" for number in range(5)]
@@ -21,6 +22,7 @@ NAMES = [f"{number:012}.png" for number in range(5)]
 def coco(folder: Path, instances: dict[str, Any] | None = None, name: str = "train2017") -> Path:
     """A folder as COCO is unpacked."""
     write_pictures(folder / name, NAMES)
+    write(folder / name / NAMES[0], JPEG)
     text = json.dumps(instances or coco_instances(NAMES), ensure_ascii=False)
     write(folder / f"annotations/instances_{name}.json", text.encode())
     return folder
@@ -63,6 +65,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["images"][0].update(width="10"), "no valid width and height; correct it, or copy it again$"),
         (lambda d: d["images"][0].update(width=0), "no valid width"),
         (lambda d: d["images"][0].update(width=5_000_000_000), "no valid width and height"),
+        (lambda d: d["images"][0].update(width=6, height=9), "has 9x6 pixels, but annotations for 6x9, as if turned"),
         (lambda d: d["images"][0].pop("file_name"), "has no file_name"),
         (lambda d: d["annotations"][0].update(image_id="1"), "image_id of an object is not a whole number"),
         (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
@@ -92,9 +95,8 @@ def test_a_dry_run_reports_an_unknown_category_once(tmp_path: Path) -> None:
 
     done = prep_here("convert", coco(tmp_path / "s", instances), tmp_path / "out", "--dry-run")
 
-    problems = [line for line in done.stdout.splitlines() if line.startswith("problem: ")]
-    assert len(problems) == 1
-    assert "refers to a category that does not exist" in problems[0]
+    (problem,) = (line for line in done.stdout.splitlines() if line.startswith("problem: "))
+    assert "refers to a category that does not exist" in problem
 
 
 def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
@@ -249,10 +251,9 @@ def test_partners_of_another_size_are_said(tmp_path: Path) -> None:
     write_pictures(tmp_path / "s/masks", [PAIRED[1], PAIRED[0], *PAIRED[2:]], grey=True)
     words = ("convert", tmp_path / "s", tmp_path / "out", "--pair", "mask=masks", "--workers", 0, "--quiet")
 
-    done = prep_here(*words, "--shard-size", 300, "--order", "key")
+    said = prep_here(*words, "--shard-size", 300, "--order", "key").stderr
 
-    assert "2 images in the column mask with a size other than" in done.stderr
-    assert "(first: 0.png)" in done.stderr
+    assert "2 images in the column mask with a size other than the record's image (first: 0.png)" in said
 
 
 def test_each_image_may_be_as_large_as_an_image_may_be(tmp_path: Path) -> None:
