@@ -257,7 +257,9 @@ def outcome(
 
 
 def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
-    """Yield a note for each column with images of other sizes than their records'."""
+    """Yield a note for each column with images of other sizes than their records', and one on shrinking."""
+    if len(prepared.listing.schema) and prepared.planned.options.shorter_side is not None:
+        yield "--shorter-side shrinks only the images: masks, and positions in pixels, stay as they are in the columns"
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
         if others := [one for one in built_columns if one.other_sizes]:

@@ -251,9 +251,10 @@ def test_partners_of_another_size_are_said(tmp_path: Path) -> None:
     write_pictures(tmp_path / "s/masks", [PAIRED[1], PAIRED[0], *PAIRED[2:]], grey=True)
     words = ("convert", tmp_path / "s", tmp_path / "out", "--pair", "mask=masks", "--workers", 0, "--quiet")
 
-    said = prep_here(*words, "--shard-size", 300, "--order", "key").stderr
+    said = prep_here(*words, "--shard-size", 300, "--order", "key", "--shorter-side", 6).stderr
 
     assert "2 images in the column mask with a size other than the record's image (first: 0.png)" in said
+    assert "--shorter-side shrinks only the images: masks, and positions in pixels, stay as they are" in said
 
 
 def test_each_image_may_be_as_large_as_an_image_may_be(tmp_path: Path) -> None:
