@@ -41,6 +41,7 @@ from shardprep.formats.images.header import (
     ImageInfo,
     frame_of,
     marker_segments,
+    png_orientation,
     read_image_header,
 )
 from shardprep.formats.runtime.files import memory_file
@@ -81,7 +82,11 @@ class Crop(NamedTuple):
 SIGNATURE = b"shardprep\0"
 VERSION = 1
 TABLE = struct.Struct("<10sB32sHHBBHHHH")
+_TURNED = (
+    b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0"  # EXIF with an orientation
+)
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
+MAX_CODED_SIDE = 65_500  # of libjpeg
 MARGIN = 2  # decoded pixels beside a crop that chroma upsampling reads
 
 EOI, COM, APP0, APP14, APP15 = 0xD9, 0xFE, 0xE0, 0xEE, 0xEF
@@ -304,7 +309,7 @@ def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint
         raise BadImage("a JPEG with other markers in its scan than restarts, or with none")
     lengths = np.diff(ends, prepend=-2) - 2
     if lengths.max() > 0xFFFF or len(lengths) > MAX_SEGMENTS:
-        raise BadImage("a JPEG with too many or too large segments")
+        raise NotCropReady("of too many or too large segments")
     return lengths.astype("<u2")
 
 
@@ -385,13 +390,13 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     """Return ``image`` as a crop-ready JPEG with ``shorter_side`` pixels on its shorter side.
 
     ``info`` has its properties; the longer side is rounded. Gray stays gray; other colour spaces become RGB
-    without transparency. A JPEG keeps its EXIF, colour profile and comments. ``quality`` is libjpeg's, 1 to
-    100; chroma has half the resolution. Raises NotCropReady if the image is not larger than ``shorter_side``,
-    BadImage if it does not decode.
+    without transparency. A JPEG keeps its EXIF, colour profile and comments, a PNG or WebP its orientation.
+    ``quality`` is libjpeg's, 1 to 100; chroma has half the resolution. Raises NotCropReady if the image is
+    not larger than ``shorter_side``, or stays too long for libjpeg, BadImage if it does not decode.
     """
     ratio = shorter_side / min(info.width, info.height)
-    if ratio >= 1:
-        raise NotCropReady("small enough already")
+    if ratio >= 1 or ratio * max(info.width, info.height) >= MAX_CODED_SIDE:
+        raise NotCropReady("small enough already, or too long for a JPEG")
     flags = cv2.IMREAD_GRAYSCALE if info.components == 1 else cv2.IMREAD_COLOR
     pixels = decode(image, flags | cv2.IMREAD_IGNORE_ORIENTATION)
     size = (max(1, round(info.width * ratio)), max(1, round(info.height * ratio)))
@@ -405,6 +410,10 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
             for marker, start, stop in marker_segments(image)
             if marker in APPLICATION - {APP0, APP14} and not image.startswith(SIGNATURE, start)
         ]
+    else:
+        turned = png_orientation(image) or info.orientation
+        kept = [_TURNED % turned] if turned > 1 else []
+    if kept:
         _, _, after = next(marker_segments(made))  # the segment of JFIF
         made = b"".join((made[:after], *kept, made[after:]))
     ready = with_grid(made, hashlib.sha256(image).digest())

@@ -40,7 +40,9 @@ from support.image_files import (
     JPEG,
     PHOTOGRAPHS,
     PROGRESSIVE,
+    chunk,
     encoded,
+    exif_of,
     frame,
     pixels,
     png,
@@ -131,9 +133,7 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
 @pytest.mark.parametrize(
     "orientations", [[1], [6], [6, 1], [1, 6], [0, 6], [6, 0], [None, 6], [6, None]], ids=str
 )
-def test_a_crop_is_of_the_image_as_its_first_exif_block_with_an_orientation_turns_it(
-    orientations: list[int | None],
-) -> None:
+def test_a_crop_is_of_the_image_as_its_first_orientation_turns_it(orientations: list[int | None]) -> None:
     image = PHOTOGRAPH
     for each in reversed(orientations):
         image = with_exif(image, tiff("<", (0x010F if each is None else 0x0112, 3, each or 0)))
@@ -160,7 +160,7 @@ def test_a_crop_is_of_the_image_as_its_first_exif_block_with_an_orientation_turn
 def test_images_without_segments_and_small_ones_stay_as_they_are(image: bytes, reason: str) -> None:
     with pytest.raises(NotCropReady, match=reason):
         ready(image)
-    for small in (encoded(pixels(100, 300, 3)), encoded(pixels(99, 99, 3))):
+    for small in (encoded(pixels(100, 300, 3)), encoded(pixels(99, 99, 3)), png(67_000, 101, 0)):
         with pytest.raises(NotCropReady, match="small enough"):
             shrunk(small)
 
@@ -257,11 +257,17 @@ def test_a_shrunk_image_is_crop_ready_has_its_metadata_and_names_its_original() 
 
 
 @pytest.mark.parametrize(
-    ("image", "components"), [(encoded(pixels(300, 400)), 1), (png(300, 400, 6), 3), (png(300, 400, 2), 3)]
+    ("image", "components"),
+    [
+        (encoded(pixels(300, 400)), 1),
+        (png(300, 400, 6), 3),
+        (png(300, 400, 2, chunk(b"eXIf", exif_of(6))), 3),
+    ],
 )
 def test_gray_stays_gray_and_the_rest_is_colour(image: bytes, components: int) -> None:
     info = read_image_header(shrunk(image))
     assert (min(info.width, info.height), info.components) == (100, components)
+    assert info.orientation == (6 if b"eXIf" in image else 1)
 
 
 @pytest.fixture(scope="session")

@@ -102,9 +102,7 @@ def assert_shows(inside: np.ndarray, boxes: np.ndarray) -> None:
 @given(record=st.integers(0, 10_000), kind=kinds, blocks=st.integers(2, 6))
 def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, kind: str, blocks: int) -> None:
     random = np.random.default_rng(record)
-    numbers = (
-        random.permutation(blocks**2).astype(np.uint8).reshape(blocks, blocks).repeat(48, 0).repeat(56, 1)
-    )
+    numbers = np.kron(random.permutation(blocks**2).reshape(blocks, -1), np.ones((48, 56))).astype(np.uint8)
     colours = np.stack(np.meshgrid(*[[0, 90, 180, 255]] * 3), -1).reshape(-1, 3)
     palette = random.permutation(colours).astype(np.uint8)
     pixels = np.ascontiguousarray(palette[numbers][..., ::-1])
@@ -186,15 +184,9 @@ WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 
 @pytest.mark.parametrize(("least", "kept"), [(0, [0, 1]), (0.4, [0, 1]), (0.6, [1]), (1, [1])])
 def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, kept: list[int]) -> None:
-    wide = Example(
-        "wide",
-        0,
-        encoded(np.zeros((64, 128, 3), np.uint8), ".png"),
-        {
-            "boxes": np.array([[0, 0, 0.5, 1], [0.3, 0.1, 0.6, 0.9], [0, 0, 0.2, 1]], np.float32),
-            "numbers": np.arange(3, dtype=np.int32),
-        },
-    )
+    image = encoded(np.zeros((64, 128, 3), np.uint8), ".png")
+    three = np.array([[0, 0, 0.5, 1], [0.3, 0.1, 0.6, 0.9], [0, 0, 0.2, 1]], np.float32)
+    wide = Example("wide", 0, image, {"boxes": three, "numbers": np.arange(3, dtype=np.int32)})
 
     _, boxes, numbers, count = replace(WHOLE, min_box=least, box_labels="numbers")(wide, rng())
 
