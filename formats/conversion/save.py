@@ -412,7 +412,7 @@ def image_of(value: Any) -> bytes:
     try:
         return ImageCodec().encode(value)
     except BadValue as error:
-        advice = "an image must be the bytes of an encoded file; give pixels and other bytes another name"
+        advice = "an image must be the bytes of an encoded file: encode pixels, or give them another name"
         raise BadValue(f"{error.message} ({advice})") from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import MAX_PIXELS, PNG_SIGNATURE, without_animation
+from shardprep.formats.images.header import MAX_PIXELS, PNG_SIGNATURE, TOO_MANY, without_animation
 
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 
@@ -66,7 +66,7 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
         if getattr(error, "code", 0) == cv2.Error.StsNoMem:
             raise MemoryError("not enough memory for an image's pixels") from error
         if "CV_IO_MAX_IMAGE" in str(error):
-            raise BadImage(f"too large: more than {MAX_PIXELS} pixels", key=key) from error
+            raise BadImage(f"too large: {TOO_MANY}", key=key) from error
         raise BadImage(f"does not decode: {str(error).strip().splitlines()[-1]}", key=key) from error
     if pixels is None:
         raise BadImage("does not decode", key=key)

@@ -21,6 +21,7 @@ from shardprep.formats.runtime.files import PASSING, reason_of
 MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
 EXTREME_ASPECT = 16  # longer to shorter side; resizing a longer image could exhaust the memory
 CONVERT_IT = ": convert it to PNG or JPEG"
+TOO_MANY = f"more than {MAX_PIXELS:,} pixels: cut it into tiles, or shrink it"
 
 
 class ImageFlag(IntFlag):
@@ -331,7 +332,7 @@ def read_tiff(image: bytes) -> ImageInfo:
         kind = f"of format {form} and interpretation {photometric}"
         raise BadImage(not_decoded(f"a TIFF of {samples} samples of {bits} bits, {kind}"))
     if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
-        raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
+        raise BadImage(f"too large: a TIFF with tiles of {TOO_MANY}")
     is_planar = samples > 1 and tags.get(_PLANAR, (1,)) != (1,)
     if bits == 16 and (is_planar or (samples == 1 and _TILE_WIDTH in tags)):
         raise BadImage(decoded_wrongly("a TIFF of 16 bits in planes or gray tiles"))
@@ -649,7 +650,7 @@ def read_image_header(image: bytes) -> ImageInfo:
     if not info.width or not info.height:
         raise BadImage(f"an image of {info.width}x{info.height} pixels")
     if info.width * info.height > MAX_PIXELS:
-        raise BadImage(f"too large: {info.width}x{info.height} is more than {MAX_PIXELS} pixels")
+        raise BadImage(f"too large: {info.width}x{info.height} is {TOO_MANY}")
     return info
 
 
