@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ def _left_in_run(values: Hashes) -> Numbers:
     >>> _left_in_run(np.array([5, 5, 5, 7], np.uint64)).tolist()
     [3, 2, 1, 1]
     """
-    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])[: len(values)])
+    begins = np.flatnonzero(_is_new(values))
     lengths = np.diff(np.append(begins, len(values)))
     return np.repeat(begins + lengths, lengths) - np.arange(len(values))
 
@@ -76,8 +77,9 @@ class Duplicates:
     """The duplicates among images that were read.
 
     ``links`` are rows of LINK: equal bytes first, then by distance and record. Images that look alike have
-    hashes that differ in at most DISTANCE bits. n images with equal bytes, or with the same hash, have n - 1
-    links, from each to the next. ``is_bounded`` is whether near links beyond MOST_NEAR were dropped.
+    hashes that differ in at most DISTANCE bits. n images with equal bytes, or with the same hash, have at
+    most 2 n links: from each to the next by label and record, and to one with another label, if there is one.
+    ``is_bounded`` is whether near links beyond MOST_NEAR were dropped.
     """
 
     links: Links
@@ -94,17 +96,33 @@ class Duplicates:
         return links
 
 
-def duplicates(codes: Rows) -> Duplicates:
-    """Return the duplicates among the images of ``codes``, rows of CODES."""
-    codes = codes[np.lexsort((codes["record"], codes["digest"]))]
-    is_equal = codes["digest"][1:] == codes["digest"][:-1]
-    exact = _links(codes["record"][:-1][is_equal], codes["record"][1:][is_equal], EQUAL_BYTES)
-    different = codes[np.concatenate([[True], ~is_equal])] if len(codes) else codes
-    hashed = _by_hash(different)
-    is_same = hashed["hash"][1:] == hashed["hash"][:-1]
-    same = _links(hashed["record"][:-1][is_same], hashed["record"][1:][is_same], 0)
+def duplicates(codes: Rows, labels: Numbers) -> Duplicates:
+    """Return the duplicates among the images of ``codes``, rows of CODES; ``labels`` has each record's."""
+    codes = codes[np.argsort(codes["record"])]
+    hashed = _by_hash(codes[np.unique(codes["digest"], return_index=True)[1]])
     near, is_bounded = _near(_first_of_each(hashed), None)
+    exact, same = _alike(codes, "digest", labels, EQUAL_BYTES), _alike(hashed, "hash", labels, 0)
     return _sorted([exact, same, near], is_bounded)
+
+
+def _alike(codes: Rows, column: str, labels: Numbers, distance: int) -> Links:
+    """Return links between rows with equal values in a column."""
+    own = labels[codes["record"]]
+    order = np.lexsort((codes["record"], own, codes[column]))
+    values, records, own = codes[column][order], codes["record"][order], own[order]
+    at, is_new = np.arange(len(order)), _is_new(values)
+    lasts = np.append(np.flatnonzero(is_new)[1:], [len(at)])[np.cumsum(is_new) - 1] - 1
+    before = np.maximum.accumulate(np.where(is_new | _is_new(own), at - 1, 0))  # the label begins after it
+    others = np.where(own != own[lasts], lasts, np.maximum(before, 0))
+    is_other = (values == values[others]) & (own != own[others])
+    first, second = np.append(at[:-1], others), np.append(at[1:], at)
+    is_linked = np.append(~is_new[1:], is_other)
+    return _links(records[first[is_linked]], records[second[is_linked]], distance)
+
+
+def _is_new(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the values that differ from the one before."""
+    return np.append([True], values[1:] != values[:-1])[: len(values)]
 
 
 def shared(codes: Rows, others: Rows) -> Duplicates:
@@ -185,5 +203,5 @@ def _links(first: Numbers, second: Numbers, distance: int | npt.NDArray[np.uint8
 
 def _sorted(parts: list[Links], is_bounded: bool) -> Duplicates:
     links = np.concatenate(parts)
-    order = np.lexsort((links["second"], links["first"], links["distance"]))
-    return Duplicates(links[order], is_bounded)
+    links = links[np.lexsort((links["second"], links["first"], links["distance"]))]
+    return Duplicates(links[_is_new(links)], is_bounded)

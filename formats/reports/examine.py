@@ -601,7 +601,7 @@ def report(
         )
         codes, across = statistics.codes, None
         with reading.progress.task(f"find duplicates in {this.manifest.split}", records=len(codes), size=0):
-            inside = duplicates(codes)
+            inside = duplicates(codes, this.index["label"])
             for other in their:
                 other.codes["record"] += len(this)
                 across = shared(codes, other.codes)
