@@ -35,6 +35,7 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 
 BUSY = "another process is working on this output; wait until it ends"
 _PREFIX = "run-"
+MOST_TRIES = 1000
 # parts of a plan, most of them digests
 NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
 
@@ -56,12 +57,15 @@ def remove_run_folder(folder: Path) -> None:
     """Remove the folder and its contents, if it exists. A link in its place is removed, not followed."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
+    tried = 0
     while folder.exists():
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            # A worker that is still running made or renamed a file since the folder was listed.
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            # A worker that is still running made or renamed a file since the folder was listed, or FUSE keeps
+            # a removed file under another name while it is open.
+            tried += 1
+            if tried == MOST_TRIES or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 error.filename = os.fspath(folder / Path(os.fsdecode(error.filename or "")).name)
                 raise
 
@@ -161,10 +165,14 @@ class WorkFolder(Owned):
         if isinstance(error, OSError) and error.errno in FULL:
             full = no_space(error.filename or self.output, error.errno)  # before files are removed
         try:
+            for alive in self._locks[1:]:  # on NFS and FUSE, a folder with an open file cannot be removed
+                alive.close()
             with suppress(OSError):  # the next run removes it, or reports why not
                 remove_run_folder(self.run)
         finally:
             self._release()
+            with suppress(OSError):  # only empty after :meth:`remove`
+                self.folder.rmdir()
         if full is not None:
             raise full from error
 

@@ -179,12 +179,8 @@ ARRAYS = {
     "big": np.array([2**64 - 1], np.uint64), "deep": np.arange(12, dtype=np.float64).reshape(2, 3, 2),
 }  # fmt: skip
 KINDS = {
-    "flag": "bool[]",
-    "z": "complex64[2]",
-    "empty": "int16[*,3]",
-    "big": "uint64[*]",
-    "deep": "float64[2,*,2]",
-}
+    "flag": "bool[]", "z": "complex64[2]", "empty": "int16[*,3]", "big": "uint64[*]", "deep": "float64[2,*,2]"
+}  # fmt: skip
 FIELDS = [*EVERY_KIND, *Schema(KINDS)]
 
 

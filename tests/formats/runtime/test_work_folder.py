@@ -11,7 +11,7 @@ from shardprep.formats.errors import DataError, PlanMismatch, UsageError, Worker
 from shardprep.formats.runtime import work_folder
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.sources.recognise import recognise
-from support.datasets import converted, prep
+from support.datasets import converted, open_files, prep
 from support.sampling import torture_except
 from support.workers import PoisonedReader
 
@@ -83,13 +83,15 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
     assert (victim / "thesis.txt").read_text() == "three years"
 
 
-def test_a_new_output_and_every_new_folder_above_it_are_flushed(
+def test_a_new_output_and_every_new_folder_above_it_are_flushed_and_a_run_is_closed_before_its_folder_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushed: list[Path] = []
+    flushed, opened = list[Path](), list[int]()
     monkeypatch.setattr(work_folder, "flush_file", flushed.append)
-    with WorkFolder(new := tmp_path / "a" / "b" / "out"):
+    monkeypatch.setattr(work_folder, "remove_run_folder", lambda run: opened.append(open_files(run)))
+    with WorkFolder(new := tmp_path / "a" / "b" / "out", shared=True):
         assert {new, *new.parents[:3]} <= {*flushed}
+    assert opened == [0]  # FUSE would keep an open file in the folder, under another name
 
 
 def test_a_run_that_another_one_overtook_finds_it_complete(
