@@ -335,13 +335,18 @@ async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, Stored
     if folder.place.scheme not in ("http", "https"):
         return {name: found for name, found in (await folder.listed()).items() if found}
 
+    denied: list[RemoteDenied] = []
+
     async def about(name: str) -> StoredFile | None:
         try:
             return await folder.about(name)
-        except RemoteDenied:  # the answer of a public bucket without listing for a missing file
+        except RemoteDenied as error:  # the answer of a public bucket without listing for a missing file
+            denied.append(error)
             return None
 
     every = await asyncio.gather(*map(about, names))
+    if denied and not any(every):
+        raise denied[0]
     return {name: found for name, found in zip(names, every, strict=True) if found is not None}
 
 

@@ -196,7 +196,10 @@ LOOK = "check the URL, and the endpoint, region, credentials and proxies in the 
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
 _REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\(RequestTimeout\))")
 _OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
-_UNSET = ("region", "Config error", "Content-Length Header missing")
+_LASTING = re.compile(
+    "configured region|Config error|Content-Length Header|Invalid Access Key|service account file|builder error|"
+    "TooManyRedirects|InvalidCertificate|InvalidContentType"
+)
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
     "RequestTimeTooSkewed": "the clock of this machine differs from the server's; set it",
@@ -208,6 +211,9 @@ _CAUSES = {
     "TimedOut": "no bytes arrived within the timeout",
     "kind: Timeout": "no bytes arrived within the timeout",
     "dns error": "there is no host with that name",
+    "InvalidCertificate": "the server's certificate is not valid (for a CA of your own, set SSL_CERT_FILE)",
+    "InvalidContentType": "the server does not speak TLS on that port",
+    "TooManyRedirects": "the server redirects in a circle",
     "kind: Connect": "no connection",
     "body error": "the response broke off",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
@@ -264,7 +270,7 @@ def _failure(
         return RangeRefused(f"does not have that part of the file{status}", **at)
     if _OTHER_RANGE.search(said):
         return AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
-    may_pass = not (_REFUSED.match(status) or any(sign in said for sign in _UNSET))
+    may_pass = not (_REFUSED.match(status) or _LASTING.search(text))
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", **at)
     failure.may_pass = may_pass
     return failure

@@ -289,6 +289,9 @@ async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
         if data.lstrip().startswith(b"<"):  # some servers send a page for every path
             missing = "is not there: the server sent a web page"
             raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
+        if data.startswith(b"\x1f\x8b"):
+            issue = "is sent compressed; store it, and let the server send it, without Content-Encoding"
+            raise RemoteDamaged(issue, path=folder.place.url, shard=MANIFEST_NAME)
         try:
             if len(data) > MAX_MANIFEST_BYTES:
                 raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")

@@ -176,6 +176,8 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
     monkeypatch.setattr(RemoteFolder, "about", about)
 
     assert remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
+    with pytest.raises(RemoteDenied):
+        remote_tars(Location.parse(f"{proxy.url}/bucket/other"))
 
 
 def test_what_is_not_there_and_parts_of_what_is_on_no_disk_are_errors(proxy: Proxy, tmp_path: Path) -> None:

@@ -98,10 +98,8 @@ def test_each_checksum_is_checked_and_a_file_that_is_cut_off_is_named(tmp_path: 
         assert reader.read(listing.entries[1]) == IMAGES[1]
 
     for at, message_ in (
-        (0, "length is wrong"),
-        (9, "length is wrong"),
-        (12 + data.index(IMAGES[1]) + 50, "data is wrong"),
-    ):
+        (0, "length is wrong"), (9, "length is wrong"), (12 + data.index(IMAGES[1]) + 50, "data is wrong")
+    ):  # fmt: skip
         flip(path, second + at)
         with pytest.raises(SourceDamaged, match=rf"byte {second}: .*checksum of a record's {message_}"):
             records(recognise(path).listing("train"))

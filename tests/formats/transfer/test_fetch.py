@@ -109,6 +109,9 @@ def test_a_split_that_is_not_published_yet_a_hostile_manifest_and_what_is_no_pla
         fetched("s3://bucket/shards", tmp_path / "copy")
     with pytest.raises(ManifestDamaged):
         fetched(f"file://{hostile}", tmp_path / "copy")
+    (hostile / "manifest.json").write_bytes(b"\x1f\x8b")
+    with pytest.raises(RemoteDamaged, match="sent compressed"):
+        fetched(f"file://{hostile}", tmp_path / "copy")
     for url in ("shards", "ftp://host/train", "s3://", "file://shards", "https:///"):
         with pytest.raises(UsageError, match="is not a URL"):
             fetch(url, tmp_path / "copy")
@@ -215,15 +218,13 @@ def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or
 
     first = prep_here(*words, "--shards", "0,1-1", "--json", "--quiet")
     second = prep_here(*words, "--progress", "plain")
-    wrong = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", "0-999")
-    half = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", "3-")
-    huge = prep_here("fetch", TRAIN, tmp_path / "other", "--shards", f"0-{1 << 64}")
+    for wrong in ("0-999", "3-", f"0-{1 << 64}"):
+        assert prep_here("fetch", TRAIN, tmp_path / "other", "--shards", wrong).returncode == 2
 
     (split,) = json.loads(first.stdout)["splits"]
     assert (first.returncode, split["complete"], split["split"], split["url"]) == (0, False, "train", TRAIN)
     assert "all intact" in second.stdout
     assert "files are fetched already" in second.stderr
-    assert (wrong.returncode, half.returncode, huge.returncode) == (2, 2, 2)
     assert json.loads(prep_here(*words, "--json", "--quiet").stdout)["splits"][0]["fetched_bytes"] == 0
 
     flip(tmp_path / "copy" / SHARD, 5000)
@@ -248,6 +249,7 @@ LMDB_SHARD = "shard-00000.lmdb"
         ("403 InvalidObjectState", RemoteDenied, "restore it there first"),
         ("501 NotImplemented", RemoteFailed, "check the URL"),
         ("to http://127.0.0.2:9/inner", RemoteFailed, "redirects to another host"),
+        ("to ?again", RemoteFailed, "redirects in a circle; check the URL"),
         ("body <ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
          "</ListBucketResult>", RemoteFailed, "did not finish listing"),
     ],
@@ -355,7 +357,7 @@ def signatures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         ({"AWS_ACCESS_KEY_ID": "AKIAENV"}, set(), 3, "there are no credentials"),
         ({"AWS_ENDPOINT_URL": "host:9000"}, set(), 2, "AWS_ENDPOINT_URL is 'host:9000', not a URL"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, set(), 2, "not a URL"),
-        (KEYS | {"ALL_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}, set(), 3, "no connection"),
+        (KEYS | {"ALL_PROXY": "http://127.0.0.1:9", "AWS_ENDPOINT_URL": "https://region"}, set(), 3, "try a"),
         ({"AWS_CONFIG_FILE": __file__}, set(), 2, "test_fetch.py: is not a valid file of profiles"),
     ],
     ids=str,
