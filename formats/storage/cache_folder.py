@@ -178,6 +178,8 @@ class CacheFolder:
         except PermissionError as error:
             advice = "choose another cache, or share it: a group for all users, chmod g+ws, and umask 002"
             raise OperationError(f"is not writable for this user; {advice}", path=path) from error
+        except FileNotFoundError as error:
+            raise OperationError("was deleted while it was in use; start again", path=self.path) from error
         with closing(lock):
             patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
             while not lock.lock(wait=False):

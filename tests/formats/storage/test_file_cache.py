@@ -235,6 +235,8 @@ def test_closing_a_cache_that_was_deleted_ends_all_of_it(
         work = pool.submit(cache.hold, shards[1:2])
         until(lambda: len(proxy.asked) > asked)
         shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(OperationError, match="was deleted while it was in use"):
+            cache.foresee(shards)
         cache.close()
         with pytest.raises(UsageError, match="closed"):
             work.result(60)
@@ -252,10 +254,8 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(tmp_path: Path, shar
         time.sleep(0.1)
         cache.close()
         calls = (
-            lambda: cache.foresee(shards),
-            lambda: cache.used(1),
-            lambda: cache.keep(cache.hold(shards[:1])),
-        )
+            lambda: cache.foresee(shards), lambda: cache.used(1), lambda: cache.keep(cache.hold(shards[:1]))
+        )  # fmt: skip
         for call in calls:
             with pytest.raises(UsageError, match="closed"):
                 call()
