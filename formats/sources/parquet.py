@@ -300,6 +300,8 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     elif text.startswith(_LISTS) and (element := str(kind.value_type)) in (*_NUMBERS, "bool"):
         size = kind.list_size if text.startswith("fixed") else "*"
         of_column = f"{_FLOATS.get(element, element)}[{size}]"
+    if of_column == "json" and "binary" in text:
+        raise UsageError(f"the column {name} has bytes within {text}; write them as columns of their own")
     return Field(column_name(name), of_column)
 
 

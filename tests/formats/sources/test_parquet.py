@@ -105,10 +105,8 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
 
 
 ODD: dict[str, tuple[dict[str, Any], str]] = {
-    "no bytes": (
-        {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
-        r"row 1: has only the path of the image, 'cat\.jpg', not its bytes",
-    ),
+    "no bytes": ({"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
+                 r"row 1: has only the path of the image, 'cat\.jpg', not its bytes"),
     "a label of no class": ({"image": images(0, 1), "label": [0, 2]}, "row 1: has the label 2, but there are 2 classes"),
     "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: has the label -2"),
 }  # fmt: skip
@@ -141,6 +139,9 @@ def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
         with listing.reader.open() as reader, pytest.raises(BadValue, match=message):
             reader.values(listing.entries[1])
     assert listing.entries["length"].tolist() >= [len(IMAGES[0]), len(IMAGES[1])]
+    write(tmp_path / "a.parquet", {"image": images(0), "more": ([[JPEG]], pa.list_(pa.binary()))})
+    with pytest.raises(UsageError, match=r"a\.parquet: the column more has bytes within list<"):
+        recognise(tmp_path / "a.parquet").listing("train")
 
 
 def test_all_files_that_are_damaged_or_have_other_columns_are_named(tmp_path: Path) -> None:
