@@ -617,6 +617,8 @@ _REFUSED = {
     b"\0\0\1\0": not_decoded("ICO"),
     b"<svg": not_decoded("SVG"),
     b"%PDF": not_decoded("PDF"),
+    rb"[\s\S]{128}DICM": not_decoded("DICOM"),
+    b"SIMPLE  =": not_decoded("FITS"),
     b"P7": decoded_wrongly("PAM"),  # its channels are in another order
     b"P[Ff]": decoded_wrongly("PFM"),  # its floats are clipped at 255, as those of Radiance HDR
     rb"#\?(RADIANCE|RGBE)": decoded_wrongly("Radiance HDR"),

@@ -144,10 +144,9 @@ REFUSED = {
     "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "TIFF of 3 samples of 32 bits, of format 3"),
     "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),
     "TIFF of JPEG 2000, which OpenCV makes black": (raw_tiff(**{"259": 34712}), "TIFF with compression 34712"),
-    "TIFF without its palette": (
-        raw_tiff(**{"320": 0}).replace(struct.pack("<HHII", 320, 4, 1, 0), struct.pack("<HHII", 320, 3, 768, 10**6)),
-        "truncated",
-    ),
+    "DICOM": (bytes(128) + b"DICM", "^DICOM, which"),
+    "FITS": (b"SIMPLE  =                    T", "^FITS, which"),
+    "TIFF without its palette": (raw_tiff(**{"320": 0}).replace(struct.pack("<HHII", 320, 4, 1, 0), struct.pack("<HHII", 320, 3, 768, 10**6)), "truncated"),
     "TIFF of 12 bits": (raw_tiff(**{"258": 12}), "12 bits"),
     "TIFF of signed samples": (raw_tiff(**{"339": 2}), "of format 2"),
     "TIFF of 16 bits in gray tiles": (
