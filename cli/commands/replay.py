@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from shardprep.formats.runtime.progress import count_of
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.replay import Replayed
+    from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
+    from shardprep.loaders.loader.run_card import RunCard
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
@@ -210,10 +211,12 @@ def compare_runs(
     from shardprep.loaders.loader.run_log import RunLog
 
     runs = [RunLog.load(file) for file in files]
-    cards = [run.card_of(run.last_of(0)) for run in runs]
-    differing = differences(*cards)
-    parting, order = parting_of_datasets(*cards), None
-    if parting is None:
+
+    def compared(
+        cards: Sequence[RunCard], epochs: Sequence[int]
+    ) -> tuple[Parting | None, OrderDifference | None]:
+        if parting := parting_of_datasets(*cards):
+            return parting, None
         make = run_options.loader if by_pixels else run_options.ordering_loader
         with make(cards[0]) as one, make(cards[1]) as other:
             both = list(zip((one, other), runs, strict=True))
@@ -222,7 +225,7 @@ def compare_runs(
                 for (loader, run), card in zip(both, cards, strict=True)
             )
             per_step, done = max(card.batch_size for card in cards), count(1)
-            steps = epochs * max(one.batches_per_epoch, other.batches_per_epoch)
+            steps = len(epochs) * max(one.batches_per_epoch, other.batches_per_epoch)
 
             def differing_row(epoch: int, step: int) -> int | None:
                 made, other = (
@@ -234,12 +237,20 @@ def compare_runs(
                 parting = first_parting(
                     first,
                     second,
-                    range(epochs),
+                    epochs,
                     pixels=differing_row if by_pixels else None,
                     step_done=lambda: progress.at(next(done) * per_step, 0),
                 )
-                if parting and parting.kind == "order":
-                    order = order_difference(first, second, range(epochs))
+                is_order = parting and parting.kind == "order"
+                return parting, order_difference(first, second, epochs) if is_order else None
+
+    # a run may have continued with other options
+    same = groupby(range(epochs), lambda epoch: [run.card_of(run.last_of(epoch)) for run in runs])
+    for cards, own in same:
+        parting, order = compared(cards, list(own))
+        if parting:
+            break
+    differing = differences(*cards)
     found = {
         "runs": list(map(str, files)),
         "parting": parting.to_json() if parting else None,

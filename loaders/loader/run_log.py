@@ -253,10 +253,10 @@ class RunLog:
         save_bytes(user_path(path).absolute(), data)
 
     def last_of(self, epoch: int | None = None, first: int | None = None) -> LogEntry | None:
-        """Return the last entry of an epoch, or of all, if possible with steps counted from ``first``."""
+        """Return the first rank's last entry of an epoch, or of all, if possible with this ``first``."""
         found = [entry for entry in self.entries if epoch in (None, entry.receipt.epoch)]
         counted = [entry for entry in found if first in (None, entry.first)]
-        return next(reversed(counted or found), None)
+        return min(reversed(counted or found), key=lambda entry: entry.card.rank, default=None)
 
     def count_epochs(self) -> int:
         """Return the number of epochs, to the last entry's. Raises DataError if it is above MOST_EPOCHS."""

@@ -41,6 +41,11 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(2):
             list(islice(loader, 3))
             loader.log_epoch(folder / "run.jsonl")
+    (folder / "later.jsonl").write_text((folder / "run.jsonl").read_text().partition("\n")[0])
+    with run(folder, batch_size=5) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        loader.log_epoch(folder / "later.jsonl")
     return folder
 
 
@@ -182,10 +187,11 @@ def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:
     same = replayed(folder, "--diff", "run.json", "state.json", "--epochs", 2)
     other = replayed(folder, "--diff", "run.json", "other.json")  # of which the transform is not there
     pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
+    later = replayed(folder, "--diff", "run.jsonl", "later.jsonl", "--epochs", 3)["parting"]
 
     assert (found["parting"]["kind"], found["parting"]["because"]) == ("order", {"seed": ["1", "3"]})
     assert said.splitlines()[0].endswith(": different records")
     assert said.splitlines()[2].split() == ["seed", "1", "|", "3"]
     assert (same["parting"], same["settings"]) == (None, {})
-    assert other["parting"]["kind"] == "augmentation"
-    assert (pixels["parting"]["kind"], pixels["parting"]["step"]) == ("pixels", 0)
+    assert [one["parting"]["kind"] for one in (other, pixels)] == ["augmentation", "pixels"]
+    assert (pixels["parting"]["step"], later["epoch"], *later["because"]) == (0, 1, "batch_size")
