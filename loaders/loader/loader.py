@@ -482,7 +482,8 @@ class Loader(Owned, Closable):
         except TypeError as error:
             raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
         plan = epoch.plan.passing(numbers, start=epoch.start)
-        changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt, origin=epoch.origin)
+        kept = {name: getattr(epoch, name) for name in ("start", "receipt", "origin", "since")}
+        changed = Epoch(plan, epoch.number, **kept)
         self._next, self._current, self._place = (
             changed if each is epoch else each for each in (self._next, self._current, self._place)
         )
@@ -534,7 +535,7 @@ class Loader(Owned, Closable):
         """
         epoch = self._current
         places = epoch.start, epoch.place, epoch.origin
-        LogEntry(self.card(), epoch.receipt, *places, epoch.plan.passed).append_to(path)
+        LogEntry(self.card(), epoch.receipt, *places, epoch.plan.passed, epoch.since).append_to(path)
 
     @property
     def skipped(self) -> dict[str, str]:

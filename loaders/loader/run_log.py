@@ -55,6 +55,7 @@ class LogEntry(JsonRecord):
         place: The place that all ranks had reached.
         origin: The place where the receipt began.
         passed: Ranges of places that were skipped.
+        since: The place from which batch size and world size were those of the card.
     """
 
     KIND: ClassVar[str] = "run log"
@@ -67,6 +68,7 @@ class LogEntry(JsonRecord):
     place: int
     origin: int
     passed: Ranges
+    since: int = 0
 
     @property
     def first(self) -> int:
@@ -274,13 +276,13 @@ class RunLog:
         for epoch in range(epochs):
             entries = [entry for entry in self.entries if entry.receipt.epoch == epoch]
             parts = {  # those that had different steps, each to its furthest entry
-                (entry.origin, entry.first, entry.card.world_size, entry.card.batch_size): entry
+                (entry.since, entry.first, entry.card.world_size, entry.card.batch_size): entry
                 for entry in sorted(entries, key=lambda entry: entry.place)
             }
             reached = 0
             for part in sorted(parts.values(), key=lambda entry: (entry.origin, entry.place, entry.start)):
                 own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})
-                begin = max(reached, part.origin, part.first)
+                begin = max(reached, part.first, part.since)
                 untold = own.between(reached, begin, epoch)
                 yield from (Sighting(each, epoch, None, None) for each in untold.tolist() if each in wanted)
                 steps = range(part.steps_to(begin), part.steps_to(part.place))

@@ -443,7 +443,14 @@ class Epoch:
     """
 
     def __init__(
-        self, plan: EpochPlan, number: int, *, start: int = 0, receipt: Receipt | None = None, origin: int = 0
+        self,
+        plan: EpochPlan,
+        number: int,
+        *,
+        start: int = 0,
+        receipt: Receipt | None = None,
+        origin: int = 0,
+        since: int = 0,
     ) -> None:
         self.plan = plan
         self.number = checked_int(number, "epoch", least=0, most=(1 << 64) - 1)
@@ -451,6 +458,8 @@ class Epoch:
         """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin
         """The place where the receipt began; 0 if it came with the state of an older release."""
+        self.since = since
+        """The place from which batch size and world size have been the same."""
         self._split = plan.split(place_within(plan.passed, start))
         self._steps = 0
         self._ended = False
@@ -532,7 +541,9 @@ class Epoch:
             "rank": self.plan.rank,
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
+            "batch_size": self.plan.batch_size,
             **({"origin": self.origin} if self.origin else {}),
+            **({"since": self.since} if self.since else {}),
         } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
 
 
@@ -551,15 +562,18 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
     try:
         number, place, *ranks = (natural(state[name]) for name in ("epoch", "place", "rank", "world_size"))
-        origin = natural(state.get("origin", 0))
+        origin, since = (natural(state.get(name, 0)) for name in ("origin", "since"))
         receipt = Receipt.from_json(state["receipt"])
     except (DataError, UnknownVersion, KeyError, ValueError) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is for another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
+    if (ranks[1], state.get("batch_size", plan.batch_size)) != (plan.world_size, plan.batch_size):
+        since = place
     plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
-    return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None, origin=origin)
+    continued = receipt if is_same_rank else None
+    return Epoch(plan, number, start=place, receipt=continued, origin=origin, since=since)
 
 
 def place_within(passed: Ranges, place: int) -> int:

@@ -129,9 +129,9 @@ def loader_on(path: Path, **options: Any) -> Loader:
 def kept(value: dict[str, Any], root: str) -> dict[str, Any]:
     """A receipt or a state without what is of one version: the root of the dataset, the card, the code.
 
-    Since 0.4 the state of a loader that goes on with another number of ranks says where its receipt began.
+    Since 0.4 a state has the batch size, and says from which place it, and the receipt, have been the same.
     """
-    newer = ("card", "transform", "origin")
+    newer = ("card", "transform", "batch_size", "origin", "since")
     text = json.dumps({name: part for name, part in value.items() if name not in newer})
     found: dict[str, Any] = json.loads(text.replace(root, "root"))
     return found
