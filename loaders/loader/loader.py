@@ -478,7 +478,7 @@ class Loader(Owned, Closable):
         """
         epoch = self._next
         try:
-            numbers = [operator.index(step) for step in steps]
+            numbers = [checked_int(step, "each of the steps", least=0) for step in steps]
         except TypeError as error:
             raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
         plan = epoch.plan.passing(numbers, start=epoch.start)

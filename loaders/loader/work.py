@@ -299,7 +299,8 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     known: dict[object, int] = {label: place for place, label in enumerate(labels)}
     known.update(space.label_of)
     for name in classes:
-        found = known.get(name) if isinstance(name, str | int | np.integer) else None
+        is_known = isinstance(name, str | int | np.integer) and not isinstance(name, bool)
+        found = known.get(name) if is_known else None
         if found is None:
             raise UsageError(
                 f"the dataset has no class {name!r}; open_dataset(path).classes has the names, and the labels "

@@ -70,15 +70,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def run(folder: Path, **options: Any) -> Loader:
-    given = {
-        "batch_size": 6,
-        "transform": TrainTransform(16),
-        "shuffle": LocalShuffle(30),
-        "seed": 1,
-        "rank": 0,
-        "world_size": 2,
-    } | options
-    return Loader(folder / "shards/train", workers=0, **given)
+    given = {"batch_size": 6, "transform": TrainTransform(16), "shuffle": LocalShuffle(30), "seed": 1}
+    return Loader(folder / "shards/train", workers=0, **({"rank": 0, "world_size": 2} | given | options))
 
 
 def replayed(folder: Path, *words: object) -> Any:
@@ -170,8 +163,7 @@ def test_a_wrong_option_of_the_transform_is_damage(
     folder: Path, tmp_path: Path, option: str, change: dict[str, Any]
 ) -> None:
     values = json.loads((folder / {"--card": "run.json", "--state": "state.json"}[option]).read_text())
-    card = values if option == "--card" else values["card"]
-    card["transform"]["arguments"] |= change
+    (values if option == "--card" else values["card"])["transform"]["arguments"] |= change
     (tmp_path / "changed.json").write_bytes(canonical_json(values))
 
     done = prep_here("replay", "shards/train", option, tmp_path / "changed.json", cwd=folder)
@@ -183,15 +175,14 @@ def test_a_wrong_option_of_the_transform_is_damage(
 
 def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:
     found = replayed(folder, "--diff", "run.json", "seed.json")
-    said = prep_here("replay", "shards", "--diff", "run.json", "seed.json", cwd=folder).stdout
+    said = prep_here("replay", "shards", "--diff", "run.json", "seed.json", cwd=folder).stdout.splitlines()
     same = replayed(folder, "--diff", "run.json", "state.json", "--epochs", 2)
     other = replayed(folder, "--diff", "run.json", "other.json")  # of which the transform is not there
     pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
     later = replayed(folder, "--diff", "run.jsonl", "later.jsonl", "--epochs", 3)["parting"]
 
     assert (found["parting"]["kind"], found["parting"]["because"]) == ("order", {"seed": ["1", "3"]})
-    assert said.splitlines()[0].endswith(": different records")
-    assert said.splitlines()[2].split() == ["seed", "1", "|", "3"]
+    assert (said[0].split(": ")[1], said[2].split()) == ("different records", ["seed", "1", "|", "3"])
     assert (same["parting"], same["settings"]) == (None, {})
     assert [one["parting"]["kind"] for one in (other, pixels)] == ["augmentation", "pixels"]
     assert (pixels["parting"]["step"], later["epoch"], *later["because"]) == (0, 1, "batch_size")

@@ -86,7 +86,7 @@ LOADER = [
     *(({"records": none, "without": []}, "select no record") for none in ([], [False] * 204)),
     ({"records": [0], "classes": []}, "select no record"),
     ({"classes": ["dog"]}, r"no class 'dog'; .* labels \(sorted_wnid0\) are 0 to 3"),
-    *(({"classes": [wrong]}, "no class") for wrong in (4, -1, [1])),
+    *(({"classes": [wrong]}, "no class") for wrong in (4, -1, [1], True)),
     ({"without": [204]}, "without= has 204; record numbers"),
     ({"without": ["no such key", "a"]}, "the key 'no such key', which no record has"),
     ({"without": [True] * 204}, "leaves out all records"),
