@@ -52,9 +52,7 @@ def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(f
 
 def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -> None:
     words = ("report", "shards", "-o", "all.html", "--pixels", "none", "--save-findings", "found.json")
-    done = prep_here(*words, cwd=folder)
-
-    assert "record numbers: found-val.json" in done.stdout
+    assert "record numbers: found-val.json" in prep_here(*words, cwd=folder).stdout
     for name in ("train", "val", "test"):
         found = json.loads((folder / f"found-{name}.json").read_text())
         with Loader(folder / "shards" / name, batch_size=1, workers=0) as loader:

@@ -237,8 +237,7 @@ def jpeg(rng: Random, base: Path, scratch: Path) -> None:
 @fuzzed(6000)
 def image_kind(rng: Random, base: Path, scratch: Path) -> None:
     """A file of another kind than PNG and JPEG."""
-    path = rng.choice(sorted((base / "kinds").iterdir()))
-    read_image(mutated(path.read_bytes(), rng, NUMBERS))
+    read_image(mutated(rng.choice(sorted((base / "kinds").iterdir())).read_bytes(), rng, NUMBERS))
 
 
 def read_dataset(path: Path) -> None:

@@ -21,8 +21,7 @@ class KeyFolder:
 
     def allow(self, name: str) -> None:
         """Copy a public key into the allow-list."""
-        data = (self.folder / f"{name}.key").read_bytes()
-        (self.allowed / f"{name}.key").write_bytes(data)
+        (self.allowed / f"{name}.key").write_bytes((self.folder / f"{name}.key").read_bytes())
 
     def disallow(self, name: str) -> None:
         (self.allowed / f"{name}.key").unlink()

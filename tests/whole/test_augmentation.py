@@ -163,9 +163,7 @@ def test_every_row_has_a_check_and_every_check_a_row() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_to_write_does_what_the_page_says(name: str, names: Names) -> None:
-    row = ROWS[list(CHECKS).index(name)]
-
-    assert CHECKS[name](row.run(names).value, names)
+    assert CHECKS[name](ROWS[list(CHECKS).index(name)].run(names).value, names)
 
 
 @pytest.mark.slow

@@ -107,9 +107,7 @@ SMOKE = {name: 2 if name == "verified" else 6 for name in TARGETS}
 
 @pytest.mark.slow
 def test_some_odd_files_of_every_kind_are_read_or_refused(base: Path, tmp_path: Path) -> None:
-    cases = [f"{name}:0:{count}" for name, count in SMOKE.items()]
-
-    assert findings(base, tmp_path / "log", cases) == []
+    assert findings(base, tmp_path / "log", [f"{name}:0:{count}" for name, count in SMOKE.items()]) == []
 
 
 @pytest.mark.torture

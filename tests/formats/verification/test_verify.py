@@ -41,9 +41,7 @@ def test_any_flipped_byte_of_any_file_is_found(dataset: Path) -> None:
         position, bit = rng.randrange(file.stat().st_size), rng.randrange(8)
         flip(file, position, bit)
 
-        found = findings(dataset)
-
-        assert [f.file for f in found] == [file.name]
+        assert [f.file for f in findings(dataset)] == [file.name]
         flip(file, position, bit)
 
 
@@ -62,8 +60,7 @@ def test_records_level_names_the_damaged_record(dataset: Path) -> None:
     with open_dataset(dataset) as ds:
         victim = ds[2]
         shard = shards(dataset)[int(ds.index["shard"][2])]
-    at = shard.read_bytes().index(bytes(victim.image[-200:-100]))
-    flip(shard, at)
+    flip(shard, shard.read_bytes().index(bytes(victim.image[-200:-100])))
 
     named = [f for f in findings(dataset, "records") if f.key == victim.key]
 

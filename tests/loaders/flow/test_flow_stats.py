@@ -156,8 +156,6 @@ def test_a_watched_flow_shows_its_rate_and_the_stage_that_limits(
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(progress_bar, "WINDOW_S", 10 * SLOW_S)  # or drawing the bar is what takes the time
 
-    found = list(watched(make().map(slow, threads=1), title="train"))
-
-    assert found == list(range(40))
+    assert list(watched(make().map(slow, threads=1), title="train")) == list(range(40))
     assert "train" in terminal.getvalue()
     assert "items/s, map(slow) limits" in terminal.getvalue() or "from_callable" in terminal.getvalue()

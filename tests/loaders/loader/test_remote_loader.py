@@ -259,8 +259,7 @@ def test_a_resumed_pass_downloads_the_shards_that_are_left(
 
     assert list(remote) == expected
     assert len(expected) == len(local) - done - 1
-    shards = {path for path, _ in proxy.asked if "shard-" in path}
-    assert len(shards) == 2
+    assert len({path for path, _ in proxy.asked if "shard-" in path}) == 2
 
 
 def test_a_pass_that_ends_early_leaves_shards_that_are_on_their_way_to_the_next(

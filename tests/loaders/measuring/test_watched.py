@@ -107,9 +107,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
     terminal.process.send_signal(signal.SIGINT)
     terminal.until("KeyboardInterrupt")
     modes = terminal.modes()
-    code = terminal.end()
-
-    assert code == -signal.SIGINT
+    assert terminal.end() == -signal.SIGINT
     assert terminal.screen.text.startswith("Traceback")
     assert not any(part in terminal.screen.text for part in STATE)
     assert modes == terminal.before

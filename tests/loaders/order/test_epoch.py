@@ -271,8 +271,7 @@ def weighted(draw: st.DrawFn) -> WeightedParts:
     records = draw(PARTS)
     names = [f"part-{number}" for number in range(len(records))]
     weights = {name: draw(WEIGHTS) for name in names}
-    shares = [Fraction(weight) for weight in weights.values()]
-    assume(all(shared_out(sum(records), shares)))
+    assume(all(shared_out(sum(records), [Fraction(weight) for weight in weights.values()])))
     return WeightedParts.of(weights, names, records)
 
 
