@@ -47,6 +47,7 @@ NOTHING_STARTS = (
 
 _is_importing_main = False
 
+SIGNALS_OF_PROGRAM = {signal.SIGUSR1, signal.SIGUSR2}  # Slurm's --signal sends them to its children, too
 _this_thread = threading.local()
 
 
@@ -59,10 +60,10 @@ def is_starting_process() -> bool:
 def starting_process() -> Iterator[None]:
     """The context in which to spawn a process, one thread at a time.
 
-    The child does not import the main module, and has SIGINT blocked from its first instruction. A daemonic
-    process, such as a Dask worker, may have children, too; they end when it does. Raises OperationError if
-    the system allows no further process, or the child ends at once; UsageError in a child that is importing
-    the main module.
+    The child does not import the main module, and has SIGINT, SIGUSR1 and SIGUSR2 blocked from its first
+    instruction. A daemonic process, such as a Dask worker, may have children, too; they end when it does.
+    Raises OperationError if the system allows no further process, or the child ends at once; UsageError in a
+    child that is importing the main module.
     """
     refuse_in_main_import()
     this = multiprocessing.current_process()
@@ -70,6 +71,7 @@ def starting_process() -> Iterator[None]:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         was_daemonic, known = this.daemon, spawn.get_preparation_data
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_PROGRAM)
             resource_tracker.ensure_running()  # starting it later would unblock SIGINT
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             this.daemon, spawn.get_preparation_data, _this_thread.is_starting = False, _preparation_data, True

@@ -75,7 +75,8 @@ def end_by(signal: int, *item: int) -> None:
     os.kill(os.getpid(), signal)
 
 
-kill, crash, stop = (partial(end_by, number) for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP))
+NUMBERS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
+kill, crash, stop, notify = (partial(end_by, number) for number in NUMBERS)
 
 
 def leave(*item: int) -> None:
