@@ -149,6 +149,7 @@ class FrameSocket(Owned):
             zmq.LINGER: 0,
             zmq.BACKLOG: BACKLOG,
             zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS,
+            zmq.CONNECT_TIMEOUT: HANDSHAKE_TIMEOUT_MS,  # where nothing answers, TCP's own pauses grow to a minute
             # If a peer resets its connection while a bounded queue is full, libzmq's heartbeat (libzmq #4364)
             # or a PING from the peer aborts the process. So queues are unbounded, and TCP does the probing.
             zmq.RCVHWM: 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -90,19 +92,16 @@ def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(ki
 @pytest.mark.torture
 def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> None:
     with python("-c", CLOSING) as process:
-        assert process.stdin
         for _ in range(4):
             address = address_of(line_of(process))
             peers = [socket.create_connection(address) for _ in range(300)]
             for peer in peers:
                 peer.sendall(ZMTP_2_GREETING)
             time.sleep(0.1)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            print(file=process.stdin, flush=True)
             for peer in peers:
-                with suppress(OSError):
+                with suppress(OSError), peer:
                     peer.sendall(ZMTP_2_ADDRESS)
-                peer.close()
         assert process.wait(TIMEOUT_S) == 0
 
 
@@ -210,6 +209,18 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 
 
 # Against senders
+
+
+@pytest.mark.slow
+def test_a_sender_tries_again_soon_where_its_packets_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_socket, "HANDSHAKE_TIMEOUT_MS", 100)
+    said, connections = [], Path("/proc/net/tcp")
+    with socket.create_server(("", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        port = full.getsockname()[1]
+        options = {"patience": 2, "report": lambda _: said.append(connections.read_text())}
+        with pytest.raises(OperationError, match="no receiver was there"):
+            serve(Flow.from_iterable(range(9)), f"tcp://127.0.0.1:{port}", **options)
+    assert len(set(re.findall(f":(....) 0100007F:{port:04X} 02", str(said)))) > 1  # ports of attempts
 
 
 @contextmanager
