@@ -41,7 +41,8 @@ class RemoteSource(Receiver):
     and bit for bit, however many senders there are, and whichever of them die, stop or start during the pass.
     Arrays own their memory, aligned to 64 bytes; the arrays of a list share one block. Encoded images become
     bytes, single numbers arrays without axes, named tuples tuples. Without a sender the iteration waits;
-    :meth:`stats` shows it, and it is logged once. The error of a sender that fails is logged, too.
+    :meth:`stats` shows it, and it is logged once, as is a minute without a batch from those connected. The
+    error of a sender that fails is logged, too.
 
     The first sender determines the batches; a sender with other terms is refused. All frames are checked;
     invalid ones are dropped and counted.

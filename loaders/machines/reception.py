@@ -42,6 +42,7 @@ MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
 NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
+NO_BATCH_TIMEOUT_S = 60.0  # before it is logged that senders are connected, and no batch arrives
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
 HANDLED_AT_ONCE = 1000  # messages; a peer that sends without end must not delay the end of a pass, or close()
 
@@ -200,7 +201,8 @@ class Reception:
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._stale = 0
         self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
-        self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
+        self._last_check = 0.0  # on that clock
+        self._last_present = self._last_batch = 0.0  # infinite once their lack is logged
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         self.ledger.begin(pass_number, steps)
@@ -371,7 +373,7 @@ class Reception:
         if self.ledger.arrive(message.peer, *step, made, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))
-            sender.last = monotonic()
+            sender.last, self._last_batch = monotonic(), self._waited
 
     def _step_of(self, work: StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
@@ -391,9 +393,20 @@ class Reception:
         self.ledger.expire(self._waited)
         self._grant()
         if not (lack := self.ledger.lack):
-            self._last_present = self._waited
+            began = self._waited if self._last_present == math.inf else self._last_batch
+            self._last_present, self._last_batch = self._waited, began
+            if self._waited >= began + NO_BATCH_TIMEOUT_S:
+                self._last_batch = math.inf
+                names = ", ".join(sender.hello.name for sender in self.senders.values())
+                lack = (
+                    f"no batch has arrived for {NO_BATCH_TIMEOUT_S:g} s from {names[:MAX_TEXT_CHARACTERS]}; look at the "
+                    "logs there, and check that large packets arrive here (MTU)"
+                )
         elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
             self._last_present = math.inf
+        else:
+            return
+        if lack:
             log.warning("%s: %s", self.socket.endpoint, lack)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:

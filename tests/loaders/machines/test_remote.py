@@ -282,20 +282,22 @@ def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_sh
 
 
 @pytest.mark.slow
-def test_the_log_says_once_that_no_sender_or_receiver_is_there(
+def test_the_log_says_once_that_no_sender_or_receiver_is_there_or_that_no_batch_arrives(
     lmdb_shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(reception, "NO_BATCH_TIMEOUT_S", 0.1)
+    slow = Flow.from_callable(lambda: time.sleep(2) or range(15))
     with monkeypatch.context() as patch, numbers(lmdb_shards) as own:
         patch.setattr(sending, "NO_RECEIVER_TIMEOUT_S", 0.0)
         with pytest.raises(OperationError):
             serve(own, "tcp://127.0.0.1:1", patience=0.5)
     with RemoteSource(ANY_PORT) as source:
         assert "no sender is connected" in str(source.stats())
-        with serving(lambda: (time.sleep(1), numbers(lmdb_shards))[1], source.endpoint), source:
+        with serving(lambda: time.sleep(1) or slow, source.endpoint, name="d1"), source:
             assert len(list(source)) == 15
-    told = [record.getMessage().split(": ")[1] for record in caplog.records]
-    assert told == ["no receiver is there; waiting for one", "no sender is connected; waiting for one"]
+    told = [message.split(": no ")[1].split(";")[0] for message in caplog.messages]
+    assert told == ["receiver is there", "sender is connected", "batch has arrived for 0.1 s from d1"]
 
 
 # Refused senders
