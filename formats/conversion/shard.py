@@ -458,7 +458,14 @@ def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
         )
     key, label = entry["key"].item(), int(entry["label"])
     stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
-    return stored, info, reader.values(entry)
+    values = reader.values(entry)
+    for column, value in zip(job.schema, values, strict=True) if options.decode_check else ():
+        try:
+            if column.kind == "image":
+                check_decodes(value)
+        except BadImage as error:
+            raise BadValue(f"the column {column.name}: {error.message}") from error
+    return stored, info, values
 
 
 TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}

@@ -345,9 +345,7 @@ def test_the_same_option_goes_on_and_repair_rebuilds_the_bytes_with_the_version_
     assert tree(tmp_path / "copy") == tree(ready_shards)
 
 
-def test_a_dataset_becomes_crop_ready_without_its_source(
-    plain: Path, ready_shards: Path, tmp_path: Path
-) -> None:
+def test_a_dataset_becomes_crop_ready_on_its_own(plain: Path, ready_shards: Path, tmp_path: Path) -> None:
     made = converted(plain, tmp_path / "made", shard_size=400_000, crop_ready=True)
 
     with open_dataset(ready_shards) as straight, open_dataset(plain) as first:
@@ -357,9 +355,7 @@ def test_a_dataset_becomes_crop_ready_without_its_source(
 
 
 @pytest.mark.slow
-def test_shrunk_images_are_crop_ready_and_said_to_be_lossy(
-    archives: Path, plain: Path, tmp_path: Path
-) -> None:
+def test_shrunk_images_are_crop_ready_and_called_lossy(archives: Path, plain: Path, tmp_path: Path) -> None:
     made = converted(archives, tmp_path / "small", shorter_side=64, quality=85)
 
     with open_dataset(tmp_path / "small") as small, open_dataset(plain) as dataset:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from shardprep.formats import Converted, ConvertOptions, SourceOptions, convert, open_dataset, repair
-from shardprep.formats.errors import DataError, LabelConflict, ShardprepError, UsageError
+from shardprep.formats.conversion.plan import PlanOptions
+from shardprep.formats.errors import BadImage, DataError, LabelConflict, ShardprepError, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.recognise import recognise
 from support.column_sources import coco_instances, picture, write_pictures
 from support.datasets import prep_here
-from support.image_files import JPEG
+from support.image_files import JPEG, chunk, png_head
 from support.source_builders import write
 
 NAMES = [f"{number:012}.png" for number in range(5)]
@@ -282,3 +283,6 @@ def test_a_partner_that_is_no_image_or_has_changed_since_it_was_listed_is_named(
     with pytest.raises(DataError, match=r"masks/3\.png: ") as found:
         with_masks(paired)
     assert found.value.key == "3.png"
+    write(paired / "masks/3.png", png_head(9, 6, 0) + chunk(b"IDAT") + chunk(b"IEND"))
+    with pytest.raises(BadImage, match=r"images/3\.png: the column mask: does not decode"):
+        convert(paired, f"{paired}-o", source_options=MASKS, plan_options=PlanOptions(decode_check=True))
