@@ -194,7 +194,7 @@ NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
-_REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\(RequestTimeout\))")
+_REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\((RequestTimeout|NoSuchUpload)\))")
 _OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
 _LASTING = re.compile(
     "configured region|Config error|Content-Length Header|Invalid Access Key|service account file|builder error|"
@@ -254,7 +254,8 @@ def _failure(
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
         keys = f", and the credentials: {credentials}" if credentials else ""
         return RemoteDenied(f"denies access{status}{reason or f'; check its permissions{keys}'}", **at)
-    if kind in ("FileNotFoundError", "NotFoundError") or status.startswith(": 404"):
+    is_missing = kind in ("FileNotFoundError", "NotFoundError") or status.startswith(": 404")
+    if is_missing and "NoSuchUpload" not in status:
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
@@ -401,7 +402,8 @@ class RemoteFolder(Owned):
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }
         first, longest = timedelta(seconds=WAIT_S), timedelta(seconds=LONGEST_WAIT_S)
-        backoff: Any = {"init_backoff": first, "max_backoff": longest, "base": 2}
+        # each pause is random, up to 5 times the one before: with 2, they would not grow
+        backoff: Any = {"init_backoff": first, "max_backoff": longest, "base": 5}
         retry: Any = {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
         with translated(self.place):
             return from_url(self.place.url, config=config, client_options=client, retry_config=retry)

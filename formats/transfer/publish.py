@@ -314,13 +314,16 @@ class Upload(FileTransfer):
         has that SHA-256 when it is read back.
         """
         e_tags = await self._local_e_tags()
-        tried = 0
+        tried, failure = 0, None
         while (found := await intact(self.remote, self.entry, e_tags)) is None:
-            if tried == TRIES:
-                raise self.remote.not_kept(self.entry.name)
+            if tried == TRIES or (failure and not failure.may_pass):
+                raise failure or self.remote.not_kept(self.entry.name)
             await asyncio.sleep(WAIT_S * tried)
-            tried, self.done = tried + 1, 0
-            await self.remote.write(self.entry.name, self._sent(), self.entry.size)
+            tried, self.done, failure = tried + 1, 0, None
+            try:
+                await self.remote.write(self.entry.name, self._sent(), self.entry.size)
+            except RemoteFailed as error:  # the file may be there, and only the answer lost
+                failure = error
         self.stored, self.is_kept = found, not tried
         self.done, self.is_done = self.entry.size, True
 

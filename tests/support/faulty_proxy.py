@@ -150,7 +150,7 @@ class Spoiling(Quiet):
     do_HEAD = do_DELETE = do_POST  # noqa: N815
 
     def do_PUT(self) -> None:
-        """Pass a file on; a fault is of those that sending has: a status, cut, flip, or slow."""
+        """Pass a file on; a fault is a status, cut, flip, slow, or lost (passed on, answered with 405)."""
         path = self.path.partition("?")[0]
         self.plan.sent.append(path)
         fault = self.plan.sending(path, self.plan.sent.count(path)) or ""
@@ -165,13 +165,13 @@ class Spoiling(Quiet):
                 return
             if fault == "slow":
                 time.sleep(10 * PAUSE_S)
-            self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:])
+            self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:], 405 * (fault == "lost"))
 
     def refuse(self, status: int, code: str) -> None:
         self.answer(status, {}, f"<Error><Code>{code}</Code><Key>{HIDDEN}</Key></Error>".encode())
 
-    def relay(self, body: bytes) -> None:
-        """Pass a request on as it is, and its answer."""
+    def relay(self, body: bytes, status: int = 0) -> None:
+        """Pass a request on as it is, and its answer, if there is a ``status`` with that."""
         headers = {name: value for name in SENT_ON if (value := self.headers[name]) is not None}
         answer, found = answered(self.plan.server, self.command, self.path, headers, body)
         length = answer.headers["Content-Length"]
@@ -179,7 +179,7 @@ class Spoiling(Quiet):
         if self.plan.opaque:
             passed |= {"ETag": turned(passed["ETag"])} if "ETag" in passed else {}
         with suppress(ConnectionError):
-            self.answer(answer.status, passed, found, length=int(length) if length else None)
+            self.answer(status or answer.status, passed, found, length=int(length) if length else None)
 
     def pass_on(self, fault: str, asked: str | None) -> None:
         answer, body = answered(self.plan.server, "GET", self.path, {"Range": asked} if asked else {})
