@@ -205,5 +205,8 @@ class Receipt:
 def _common(name: str, values: set[T]) -> T:
     if len(values) != 1:
         given = ", ".join(sorted(map(str, values))) or "none"
-        raise UsageError(f"receipts can be merged only if they agree on {name}: {given}")
+        raise UsageError(
+            f"receipts can be merged only if they agree on {name}: {given}; give those of one run, in which every "
+            "rank skipped the same steps"
+        )
     return values.pop()
