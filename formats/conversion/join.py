@@ -396,7 +396,7 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     if dtype.kind not in KINDS or dtype.itemsize > 8:
         raise ValueError(f"holds {dtype}; a column takes bool, int, uint and float of up to 64 bits")
     if not shape or (is_fortran and len(shape) > 1):
-        raise ValueError("is not an array in C order")
+        raise ValueError("does not have rows in C order, as numpy.ascontiguousarray arranges them")
     return shape, dtype, head.tell()
 
 
