@@ -115,7 +115,7 @@ class RestartGrid(NamedTuple):
     pixels. ``interval`` is the number of MCUs per segment, ``columns`` the number of segments per row.
     ``header`` and ``scan`` are the offsets of the first header after the table and of the first segment;
     ``frame`` is the offset of the frame header from ``header``. ``lengths`` are the segments' sizes in bytes,
-    without markers.
+    without markers. ``adobe`` is the segment that says that the samples are RGB, if there is one.
     """
 
     sha256: bytes
@@ -129,6 +129,7 @@ class RestartGrid(NamedTuple):
     scan: int
     frame: int
     lengths: npt.NDArray[np.uint16]
+    adobe: bytes
 
     def cut(self, image: Encoded, crop: Crop, *, reduction: int = 1) -> Cut | None:
         """Return a JPEG that contains the pixels of ``crop``; None if the bytes contradict the table."""
@@ -146,8 +147,8 @@ class RestartGrid(NamedTuple):
         ends = stops[top:bottom, right - 1].tolist()
         view = memoryview(image)
         head = bytearray(view[self.header - 2 : self.scan])
-        head[:2] = b"\xff\xd8"
-        struct.pack_into(">HH", head, 2 + self.frame + 5, height, width)
+        head[:2] = b"\xff\xd8" + self.adobe
+        struct.pack_into(">HH", head, 2 + len(self.adobe) + self.frame + 5, height, width)
         scan = view[self.scan :]
         parts = [scan[begin:end] for begin, end in zip(begins, ends, strict=True)]
         made = np.frombuffer(bytearray().join([head, *parts, AHEAD]), np.uint8)
@@ -166,6 +167,7 @@ class RestartGrid(NamedTuple):
 def grid_of(image: Encoded) -> RestartGrid | None:
     """Return the grid of a crop-ready image; None without a table that fits the image."""
     header, end = 2, len(image) - 4
+    adobe, is_jfif = b"", False  # JFIF takes precedence: it has no RGB
     for _ in range(MAX_MARKERS):
         at = header
         if at > end or image[at] != 0xFF or image[at + 1] not in APPLICATION:
@@ -173,6 +175,9 @@ def grid_of(image: Encoded) -> RestartGrid | None:
         header = at + 2 + (image[at + 2] << 8 | image[at + 3])
         if image[at + 1] == APP15 and image[at + 4 : at + 14] == SIGNATURE:
             break
+        is_jfif |= image[at + 1] == APP0 and image[at + 4 : at + 9] == b"JFIF\0"
+        if image[at + 1] == APP14 and image[at + 4 : at + 9] == b"Adobe":
+            adobe = bytes(image[at:header])
     else:
         return None
     at += 4
@@ -180,7 +185,8 @@ def grid_of(image: Encoded) -> RestartGrid | None:
         return None
     _, version, sha256, *sizes, frame, length = TABLE.unpack_from(image, at)
     lengths = np.frombuffer(image, "<u2", (header - at - TABLE.size) // 2, at + TABLE.size)
-    grid = RestartGrid._make((sha256, *sizes, header, header + length, frame, lengths))
+    adobe = adobe if adobe[15:16] == b"\0" and not is_jfif else b""
+    grid = RestartGrid._make((sha256, *sizes, header, header + length, frame, lengths, adobe))
     return grid if version == VERSION and _fits(grid, image) else None
 
 

@@ -104,6 +104,8 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
     if sampling:
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
     image = encoded(picture(width, height, 3 if sampling else 1, seed), ".jpg", *options)
+    if data.draw(st.booleans()):  # RGB, in place of JFIF
+        image = image[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\0") + image[20:]
     try:
         made = ready(image)
     except NotCropReady:
