@@ -249,7 +249,7 @@ def find(
     without: Path | None,
     **chosen: Any,
 ) -> Output:
-    """Find the records of DATASET, or of each split in that folder, that show the pictures IMAGE.
+    """Find the records of DATASET, each split in that folder, or each part, that show the pictures IMAGE.
 
     A record matches if it has the picture's bytes, or if a conversion made one from the other; with --near,
     also if it looks alike.
@@ -261,7 +261,7 @@ def find(
     options.check_replaced(hashes)
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
-    log, order = None, None
+    log, order, firsts = None, None, dict[Path, int]()
     if run is not None:  # refused before the work if it is on another dataset, or too long
         from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
 
@@ -270,11 +270,13 @@ def find(
         run_options = RunOptions(dataset, {"subset": subset, "without": without}, set())
         with run_options.ordering_loader(log.card) as loader:
             order = loader.order_of()
+            firsts = {part.folder.resolve(): part.first_record for part in loader.dataset.parts}
 
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
+        first = firsts.get(place.resolve(), 0)  # of a part of a collection
+        seen: dict[int, list[dict[str, int | None]]] = {first + one.record: [] for one in found}
         for sighting in log.sightings(order, seen, epochs) if log and order and epochs else ():
             at = sighting._asdict()
             seen[at.pop("number")].append(at)
@@ -288,7 +290,7 @@ def find(
                 listed.append(one.to_json())
                 if log is None:
                     continue
-                listed[-1]["seen"] = steps = seen[one.record]
+                listed[-1]["seen"] = steps = seen[first + one.record]
                 lines += [f"      {_sighting_text(step)}" for step in steps[:MOST_SEEN]]
                 if len(steps) > MOST_SEEN:
                     lines.append(f"      and {len(steps) - MOST_SEEN:,} more: --json lists them")
@@ -301,7 +303,7 @@ def find(
         )
 
     return each_dataset(
-        dataset, searched, lambda results: count_of(sum(results.values()), "record") + " found"
+        dataset, searched, lambda results: count_of(sum(results.values()), "record") + " found", by_part=True
     )
 
 

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import UsageError, find, open_dataset
+from shardprep.formats import UsageError, collect, find, open_dataset
 from shardprep.formats.errors import DataError, SourceDamaged
 from shardprep.formats.reports.pixels import CODES
 from shardprep.loaders import Loader, LocalShuffle, Receipt, TrainTransform
@@ -39,12 +39,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def datasets(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source, folder = files[0].parent.parent, tmp_path_factory.mktemp("converted")
-    options: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "hdf5": {"container": "hdf5"},
-        "crop-ready": {"crop_ready": True},
-        "shrunk": {"crop_ready": True, "shorter_side": 150},
-    }
+    options: dict[str, dict[str, Any]] = {"plain": {}, "hdf5": {"container": "hdf5"}}
+    options |= {"crop-ready": {"crop_ready": True}, "shrunk": {"crop_ready": True, "shorter_side": 150}}
     for name, given in options.items():
         converted(source, folder / name, shard_size=60_000, **given)
     return {name: folder / name for name in options}
@@ -81,10 +77,8 @@ def test_near_pictures_are_found_and_no_others(kind: str, datasets: dict[str, Pa
     assert find(datasets[kind], asked, workers=1) == []
     found = find(datasets[kind], asked, near=True, workers=1)
 
-    assert {(one.image, one.key) for one in found} == {
-        (str(tmp_path / "4.jpg"), "ant/p04.jpg"),
-        (str(tmp_path / "5.jpg"), "bee/p05.jpg"),
-    }
+    four, five = map(str, asked[:2])
+    assert {(one.image, one.key) for one in found} == {(four, "ant/p04.jpg"), (five, "bee/p05.jpg")}
     assert all(one.distance is not None and one.distance <= 4 for one in found)
 
 
@@ -214,6 +208,13 @@ def test_the_command_says_where_and_when(
     assert [one["epoch"] for one in found["seen"]] == [0, 1]
     assert all(f"epoch {s['epoch']}, step {s['step']}, rank 0" in said.stdout for s in found["seen"])
     assert told["not_found"] == [str(unknown)]
+    collect(tmp_path / "all", [datasets["plain"], datasets["hdf5"]])
+    with Loader(tmp_path / "all", batch_size=5, workers=0) as loader:
+        loader.card().save(tmp_path / "card.json")
+    for part in json.loads(prep_here("find", tmp_path / "all", *words[2:], "--json").stdout)["parts"]:
+        (found,) = part["found"]
+        step = (found["record"] + 25 * part["dataset"].endswith("hdf5")) // 5
+        assert [(seen["epoch"], seen["step"]) for seen in found["seen"]] == [(0, step), (1, step)]
 
 
 def test_wrong_usage_is_refused_before_any_image_is_read(
@@ -227,6 +228,5 @@ def test_wrong_usage_is_refused_before_any_image_is_read(
     assert not (tmp_path / "h").exists()
     for words in (kept, ["--epochs", 2]):
         assert prep_here("find", datasets["plain"], files[0], *words).returncode == 2
-    missing = prep_here("find", datasets["plain"].parent, tmp_path / "none.jpg")  # one error for all splits
-    assert missing.returncode == 3
-    assert missing.stderr == f"prep: {tmp_path / 'none.jpg'}: No such file or directory\n"
+    done = prep_here("find", datasets["plain"].parent, tmp_path / "none.jpg")  # one error for all splits
+    assert (done.returncode, done.stderr) == (3, f"prep: {tmp_path / 'none.jpg'}: No such file or directory\n")
