@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -46,6 +47,7 @@ def main() -> NoReturn:
     except Interrupted as interrupted:
         code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
+        gc.collect()  # an error's frames may keep temporary files
         # a thread of obstore that calls Python during finalization would abort the process; Ray's may hang
         os._exit(code)
     sys.exit(code)

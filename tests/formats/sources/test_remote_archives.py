@@ -95,12 +95,9 @@ def test_workers_convert_from_a_bucket_into_a_bucket(
 @pytest.mark.parametrize(
     ("fault", "after"),
     [(fault, 0) for fault in ALWAYS]
-    + [
-        pytest.param(fault, 50, marks=pytest.mark.slow if fault == "503" else pytest.mark.torture)
-        for fault in ALWAYS
-        if fault != "altered"
-    ],  # of an image: not known
-)
+    + [pytest.param(fault, 50, marks=pytest.mark.slow if fault == "503" else pytest.mark.torture)
+       for fault in ALWAYS if fault != "altered"],  # of an image: not known
+)  # fmt: skip
 def test_what_is_never_right_is_an_error_that_names_the_file_and_no_secret(
     proxy: Proxy, tmp_path: Path, fault: str, after: int
 ) -> None:
@@ -180,7 +177,7 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
         remote_tars(Location.parse(f"{proxy.url}/bucket/other"))
 
 
-def test_what_is_not_there_and_parts_of_what_is_on_no_disk_are_errors(proxy: Proxy, tmp_path: Path) -> None:
+def test_what_is_not_there_or_in_parts_is_an_error_that_leaves_no_file(proxy: Proxy, tmp_path: Path) -> None:
     for url, error, said in (
         ("s3://bucket/other", UsageError, r"s3://bucket/other.* none of the official tars"),
         ("s3://nothing/archives", NothingThere, "s3://nothing/archives"),
@@ -193,3 +190,6 @@ def test_what_is_not_there_and_parts_of_what_is_on_no_disk_are_errors(proxy: Pro
     with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="only one machine can convert"):
         convert(URL, tmp_path / "train", executor=pool)
     assert prep_here("convert", URL, tmp_path / "train", "--part", "1/2").returncode == 2
+    proxy.fault = lambda path, count: "whole" if path.endswith("gz") else None
+    assert prep("convert", URL, tmp_path / "train", prefix=("env", f"TMPDIR={tmp_path}")).returncode == 3
+    assert not [*tmp_path.iterdir()]
