@@ -101,7 +101,11 @@ def process_groups() -> list[ProcessRank]:
     return found
 
 
-LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH's and Intel MPI's; ranks on a node share one task of Slurm
+)
 SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch script, an interactive shell
 
 
