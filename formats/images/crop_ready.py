@@ -36,6 +36,7 @@ from shardprep.formats.images.decode import Encoded, cv2, decode
 from shardprep.formats.images.header import (
     DEFAULT_QUALITY,
     MAX_GROWTH,
+    MAX_JPEG_SIDE,
     MAX_MARKERS,
     ImageFlag,
     ImageInfo,
@@ -86,7 +87,6 @@ _TURNED = (
     b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0"  # EXIF with an orientation
 )
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
-MAX_CODED_SIDE = 65_500  # of libjpeg
 MARGIN = 2  # decoded pixels beside a crop that chroma upsampling reads
 
 EOI, COM, APP0, APP14, APP15 = 0xD9, 0xFE, 0xE0, 0xEE, 0xEF
@@ -401,7 +401,7 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     not larger than ``shorter_side``, or stays too long for libjpeg, BadImage if it does not decode.
     """
     ratio = shorter_side / min(info.width, info.height)
-    if ratio >= 1 or ratio * max(info.width, info.height) >= MAX_CODED_SIDE:
+    if ratio >= 1 or ratio * max(info.width, info.height) >= MAX_JPEG_SIDE:
         raise NotCropReady("small enough already, or too long for a JPEG")
     flags = cv2.IMREAD_GRAYSCALE if info.components == 1 else cv2.IMREAD_COLOR
     pixels = decode(image, flags | cv2.IMREAD_IGNORE_ORIENTATION)

@@ -22,6 +22,7 @@ MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40
 EXTREME_ASPECT = 16  # longer to shorter side; resizing a longer image could exhaust the memory
 CONVERT_IT = ": convert it to PNG or JPEG"
 TOO_MANY = f"more than {MAX_PIXELS:,} pixels: cut it into tiles, or shrink it"
+MAX_SIDE, MAX_JPEG_SIDE = 1_000_000, 65_500  # of libpng and libjpeg
 
 
 class ImageFlag(IntFlag):
@@ -653,6 +654,9 @@ def read_image_header(image: bytes) -> ImageInfo:
         raise BadImage(f"an image of {info.width}x{info.height} pixels")
     if info.width * info.height > MAX_PIXELS:
         raise BadImage(f"too large: {info.width}x{info.height} is {TOO_MANY}")
+    most = MAX_JPEG_SIDE if reader is read_jpeg else MAX_SIDE
+    if max(info.width, info.height) > most:
+        raise BadImage(f"too large: {info.width}x{info.height} has a side of more than {most:,} pixels")
     return info
 
 

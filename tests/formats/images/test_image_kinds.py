@@ -150,8 +150,7 @@ REFUSED = {
     "TIFF of 12 bits": (raw_tiff(**{"258": 12}), "12 bits"),
     "TIFF of signed samples": (raw_tiff(**{"339": 2}), "of format 2"),
     "TIFF of 16 bits in gray tiles": (
-        raw_tiff(**{"258": 16, "273": None, "279": None, "322": 32, "323": 32, "324": 8, "325": 8}),
-        "gray tiles, which OpenCV decodes to wrong pixels",
+        raw_tiff(**{"258": 16, "273": None, "279": None, "322": 32, "323": 32, "324": 8, "325": 8}), "gray tiles, which OpenCV decodes to wrong pixels",
     ),
     "PGM of 4 bits": (b"P5\n3 2\n15\n123456", "values up to 15, which OpenCV decodes to wrong pixels"),
     "BMP of unusual masks": (bmp(32, packing=3, rest=struct.pack("<3I", 255, 255 << 8, 255 << 16)), "unusual colour masks, which OpenCV decodes to wrong"),
@@ -173,10 +172,7 @@ def gif(*blocks: bytes, width: int = 3, height: int = 2) -> bytes:
 FRAME = b"," + struct.pack("<HHHHB", 0, 0, 3, 2, 0) + b"\2\2\x44\1\0"
 HOSTILE = {
     "TIFF of pages in a circle": (raw_tiff()[: -GRAY.size - 4] + struct.pack("<I", 8) + raw_tiff()[-GRAY.size :], "in a circle"),
-    "TIFF of huge tiles": (
-        raw_tiff(**{"273": None, "279": None, "322": 1 << 31, "323": 1 << 31, "324": 8, "325": 8}),
-        "too large: a TIFF with tiles",
-    ),
+    "TIFF of huge tiles": (raw_tiff(**{"273": None, "279": None, "322": 1 << 31, "323": 1 << 31, "324": 8, "325": 8}), "too large: a TIFF with tiles"),
     "TIFF bomb": (raw_tiff(**{"256": 1 << 20, "257": 1 << 20}), "too large"),
     "WebP bomb": (extended_webp(width=1 << 14, height=1 << 14), "differ in size|too large"),
     "WebP of a canvas of another size": (extended_webp(width=46), "image and canvas differ"),
@@ -211,6 +207,8 @@ HARMFUL: dict[str, tuple[bytes, str]] = {
     "JPEG bomb": (skeleton(frame(30_000, 30_000), scan()), "more than"),
     "PNG bomb": (png_head(1 << 16, 1 << 16, 2) + PNG[len(png_head(9, 6, 2)) :], "more than"),
     "PNG of another width": (PNG[:16] + b"\0\1\0\0" + PNG[20:], "CRC"),
+    "one column too many": (png(1_000_001, 1, 0), "a side of more than 1,000,000 pixels"),
+    "one column too many for libjpeg": (skeleton(frame(65_501, 9), scan()), "a side of more than 65,500 pixels"),
     "one row too many": (skeleton(frame(1 << 13, (1 << 13) + 1), scan()), "more than"),
     "no width": (skeleton(frame(0, 9), scan()), "0x9 pixels"),
     "progressive scan bomb": (skeleton(frame(9, 6, marker=0xC2), *[scan(1)] * 300), "scans"),
