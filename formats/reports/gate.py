@@ -203,7 +203,7 @@ def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any
     """Return ``root`` and the table ``max`` of a TOML file. Raises UsageError for anything else, OSError."""
     file = user_path(path)
     try:
-        values = tomllib.loads(read_small_file(file, damaged=UsageError).decode())
+        values = tomllib.loads(read_small_file(file, damaged=UsageError).decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"is not TOML: {error}", path=file) from error
     unknown = values.keys() - {"root", "max"}

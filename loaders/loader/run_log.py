@@ -205,7 +205,8 @@ class RunLog:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"line {number} is not JSON; {LogEntry.ADVICE}", path=file) from error
+                advice = f"remove it if a power cut left it unfinished; {LogEntry.ADVICE}"
+                raise DataError(f"line {number} is not JSON; {advice}", path=file) from error
             with naming_file(file, f"line {number} "):
                 entries.append(LogEntry.from_json(value))
         if not entries:

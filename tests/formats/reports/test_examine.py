@@ -280,7 +280,7 @@ def test_a_gate_that_means_nothing_is_an_error(
 
 def test_the_command_exits_with_one_and_says_which_records(built: Built, tmp_path: Path) -> None:
     train, val, _, leaks = built
-    (tmp_path / "gate.toml").write_text("[max]\nleaks = 0\nduplicates = 0.5\ndamaged = 1\n")
+    (tmp_path / "gate.toml").write_text("\ufeff[max]\nleaks = 0\nduplicates = 0.5\ndamaged = 1\n")
     words = ["gate", train, "--against", val, "--limits", tmp_path / "gate.toml", "--workers", 2]
 
     strict = prep(*words, "--junit", tmp_path / "gate.xml")

@@ -228,7 +228,7 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
         (["whole", "other"], "differ in seed, 5 and 6; prove each run by itself"),
         (["whole", "some"], "differ in without, None and 1 record with the digest [0-9a-f]{32};"),
         (["empty"], "is empty"),
-        (["torn"], "line 2 is not JSON"),
+        (["torn"], "line 2 is not JSON; remove it if"),
     ):
         with pytest.raises(DataError, match=message):
             prove(lmdb_shards, [tmp_path / name for name in names])
