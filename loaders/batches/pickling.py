@@ -7,13 +7,15 @@ a process and its own children.
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 import weakref
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,12 +147,25 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
 
 
 def by_value() -> Callable[..., bytes] | None:
-    """Return cloudpickle's ``dumps``, None if it is not installed."""
+    """Return cloudpickle's ``dumps``, with the file names of code; None if it is not installed."""
     try:
         import cloudpickle  # type: ignore[import-untyped]  # here: it is optional, and takes start-up time
     except ImportError:
         return None
-    dumps: Callable[..., bytes] = cloudpickle.dumps
+    reducers = cloudpickle.Pickler.dispatch_table
+
+    def with_file(code: CodeType) -> tuple[Any, ...]:
+        make, given = reducers[CodeType](code)  # cloudpickle 3.1.2 replaces the name, which tracebacks show
+        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
+
+    table = {"dispatch_table": ChainMap({CodeType: with_file}, reducers)}
+    pickler = type("Pickler", (cloudpickle.Pickler,), table)
+
+    def dumps(value: object, **options: Any) -> bytes:
+        file = io.BytesIO()
+        pickler(file, **options).dump(value)
+        return file.getvalue()
+
     return dumps
 
 

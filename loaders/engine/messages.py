@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from threading import get_native_id
 from time import thread_time
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -205,21 +206,25 @@ def pack(error: BaseException) -> bytes:
     Exits and interruptions become text, too: raised again, they would silently end the training process.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
+    packed = b""
     with suppress(Exception):  # any class may raise anything here; `error` is what must be reported
         if isinstance(error, Exception):
-            data = dumps((error, text))
-            loads(data)
-            return data
-    return dumps((None, text))
+            kind = type(error)
+            if kind.__module__ == "__main__":  # cloudpickle's copy, to be pickled by name
+                vars(sys.modules["__main__"]).setdefault(kind.__name__, kind)
+            data = dumps(error)
+            packed = data if isinstance(loads(data), Exception) else b""
+    return dumps((packed, text))
 
 
 def unpack(data: bytes, where: str) -> BaseException:
     """Return the exception, or a WorkFailed, with ``where`` and the worker's traceback in a note."""
-    error, text = loads(data)
-    if error is None:
-        return reported(WorkFailed, f"in a worker, {where}", text)
-    error.add_note(f"In a worker, {where}:\n{text}")
-    return cast("BaseException", error)
+    packed, text = loads(data)
+    with suppress(Exception):
+        error: Exception = loads(packed)
+        error.add_note(f"In a worker, {where}:\n{text}")
+        return error
+    return reported(WorkFailed, f"in a worker, {where}", text)
 
 
 def reported(kind: type[Reported], what: str, report: str) -> Reported:

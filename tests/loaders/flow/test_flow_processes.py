@@ -64,11 +64,13 @@ def test_an_item_that_kills_every_worker_is_named() -> None:
             list(items)
 
 
+ODD = "raise type('Odd', (Exception,), {'__reduce__': lambda _: (int, ())})"
 FAULTS: dict[str, Any] = {
     "exception": (lambda: 1 // 0, ZeroDivisionError, "division"),
     "exit": (sys.exit, WorkFailed, "SystemExit"),
     "interruption": (lambda: exec("raise KeyboardInterrupt"), WorkFailed, "KeyboardInterrupt"),  # noqa: S102
     "end": (lambda: next(iter(())), RuntimeError, "StopIteration"),
+    "number": (lambda: exec(ODD), WorkFailed, "Odd"),  # noqa: S102
     "generator": (lambda: (x for x in ()), UsageError, "generator, cannot be sent from another process"),
     "lock": (threading.Lock, UsageError, "Return what can be pickled, or use threads"),
 }

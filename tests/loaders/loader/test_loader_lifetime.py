@@ -220,6 +220,9 @@ class Brightness:
 def brightness(record, rng):
     return np.frombuffer(record.image, np.uint8)[:4] * np.float32(SCALE) + Brightness(rng.random()).by
 
+class Dark(Exception): pass
+def dark(record, rng): raise Dark(record.key)
+
 print("begun")
 found = []
 for workers in (0, 2):
@@ -227,6 +230,8 @@ for workers in (0, 2):
         found.append([images for images, labels in loader])
 
 print(len(found[0]), np.array_equal(*found))
+try: next(iter(Loader(sys.argv[1], batch_size=50, transform=dark, workers=1)))
+except Dark as error: print("dynamic" in error.__notes__[0])
 """
 
 
@@ -256,10 +261,10 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
 def test_a_function_of_a_notebooks_cell_goes_to_the_workers(
     lmdb_shards: Path, tmp_path: Path, how: str
 ) -> None:
-    """And a script needs no main guard: no worker runs it again."""
+    """So do its errors come back, and a script needs no main guard: no worker runs it again."""
     done = run(how, lmdb_shards, tmp_path, CELL)
 
-    assert "begun\n4 True\n" in done.stdout
+    assert "begun\n4 True\nFalse\n" in done.stdout
     assert done.stdout.count("begun") == 1
     assert "Error" not in done.stderr
 
