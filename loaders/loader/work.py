@@ -638,11 +638,22 @@ class Results:
         if self._form and len(skipped) < len(batch.items) and not batch.payloads:
             found = self._form.made_of(arrays)
         else:
-            results = [batch.result(row) for row in range(len(batch.items)) if row not in batch.skipped]
+            rows = [row for row in range(len(batch.items)) if row not in batch.skipped]
+            results = [batch.result(row) for row in rows]
             if self._form is None and results:
                 form = None if isinstance(results[0], list) else RowForm.of(results[0])
                 self._form = form if form and all(map(form.arrays_of, results)) else None
-            found = gathered(results)
+            try:
+                found = gathered(results)
+            except UsageError:
+                for row, result in zip(rows, results, strict=True):
+                    try:
+                        gathered([results[0], result])
+                    except UsageError as error:
+                        error.key = described(batch.items[row])
+                        error.add_note(f"The batch's first record is {described(batch.items[rows[0]])}")
+                        raise error from None
+                raise
         return list(found) if isinstance(found, tuple) else [found]
 
 

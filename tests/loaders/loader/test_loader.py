@@ -456,16 +456,20 @@ class Vanishing(Tagging):
 
 
 @pytest.mark.parametrize(
-    ("transform", "message"),
-    [(nothing, "returned None"), (Misdeclared(), r"declares uint8\[3\] and returns uint8\[4\]")],
+    ("transform", "message", "at"),
+    [
+        (nothing, "returned None", 0),
+        (Misdeclared(), r"declares uint8\[3\] and returns uint8\[4\]", 0),
+        (partial(lambda made, *_: next(made, ()), iter([(0,)])), "different numbers of parts: 0 and 1", 1),
+    ],
 )
 def test_a_transform_that_breaks_its_word_is_an_error_with_the_key(
-    lmdb_shards: Path, transform: Any, message: str
+    lmdb_shards: Path, transform: Any, message: str, at: int
 ) -> None:
     with two_workers_on(lmdb_shards, transform=transform, workers=0) as loader:
         with pytest.raises(UsageError, match=message) as raised:
             next(iter(loader))
-        assert raised.value.key == loader.key(0)
+        assert raised.value.key == loader.key(at)
 
 
 @pytest.mark.parametrize("container", ["lmdb", "hdf5"])
