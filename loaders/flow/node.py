@@ -363,10 +363,10 @@ class PassResources(Closable):
         """Borrow an object for this place, made by ``make`` if none is idle. An exception closes it."""
         own = os.getpid(), place  # a forked process cannot use the objects of its parent
         idle = self._idle.setdefault(own, deque())
-        try:
+        found = None
+        with suppress(IndexError):  # not the context of an error of `make`
             found = cast("ClosableT", idle.pop())
-        except IndexError:
-            found = make()
+        found = found or make()
         is_usable = True
         try:
             yield found

@@ -288,6 +288,7 @@ if __name__ == "__main__":
 """)
     _, said = program.communicate(timeout=TEST_TIMEOUT_S)
     assert "locked cannot be sent to another process (cannot pickle '_thread.lock' object)" in said
+    assert "IndexError" not in said
 
 
 @pytest.mark.slow
