@@ -278,11 +278,8 @@ for item in Flow.from_callable(blocked).prefetch(2):
 def test_a_function_of_the_program_that_cannot_be_sent_is_refused_with_the_reason(start: Start) -> None:
     program = start("""
 LOCK = threading.Lock()
-
 def locked(item):
-    with LOCK:
-        return item
-
+    with LOCK: return item
 if __name__ == "__main__":
     list(Flow.from_iterable(range(3)).map(locked, processes=1))
 """)

@@ -25,8 +25,6 @@ from support.sampling import torture_except
 from support.scripts import Start, line_of, outcome, scripts
 from support.waiting import interrupt, until
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-
 
 def leave_early(loader: Loader) -> None:
     for _ in loader:
@@ -53,7 +51,6 @@ STARTS = [threading.Thread, SpawnProcess]
 
 
 @pytest.mark.slow
-@LINUX
 @pytest.mark.parametrize("ending", torture_except([*ENDINGS, *STARTS], leave_early, never_start, *STARTS))
 def test_processes_threads_and_descriptors_return_to_where_they_were(
     lmdb_shards: Path, ending: Callable[[Loader], None] | type, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +152,6 @@ held = next(batches)
 
 
 @pytest.mark.slow
-@LINUX
 @pytest.mark.parametrize("moment", torture_except(["starting", "waiting"], "waiting"))
 def test_ctrl_c_ends_a_loop_quietly(start: Start, moment: str) -> None:
     process = start(f"""
@@ -211,18 +207,13 @@ CELL = """
 import sys
 import numpy as np
 from shardprep import Loader
-
 SCALE = 3
-
 class Brightness:
     def __init__(self, by): self.by = by
-
 def brightness(record, rng):
     return np.frombuffer(record.image, np.uint8)[:4] * np.float32(SCALE) + Brightness(rng.random()).by
-
 class Dark(Exception): pass
 def dark(record, rng): raise Dark(record.key)
-
 print("begun")
 found = []
 for workers in (0, 2):
