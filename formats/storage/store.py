@@ -197,8 +197,8 @@ _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
 _REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\((RequestTimeout|NoSuchUpload)\))")
 _OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
 _LASTING = re.compile(
-    "configured region|Config error|Content-Length Header|Invalid Access Key|service account file|builder error|"
-    "TooManyRedirects|InvalidCertificate|InvalidContentType"
+    "configured region|Config error|Content-Length Header|Invalid Access Key|SAS query|service account file|"
+    "builder error|TooManyRedirects|InvalidCertificate|InvalidContentType"
 )
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
