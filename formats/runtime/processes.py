@@ -379,12 +379,18 @@ def packed(value: object) -> bytes | None:
 
 
 def names_main(data: bytes) -> bool:
-    """Whether a pickle refers to the main module, whose name may also be within a text, such as a path."""
-    if b"__main__" not in data:
+    """Whether a pickle refers to the main module, whose name may also be within a text, such as a path.
+
+    In a child that multiprocessing spawned, that module is called ``__mp_main__``, also within pickled bytes.
+    """
+    if b"_main__" not in data:
         return False
     from pickletools import genops  # start-up time
 
-    return any(argument == "__main__" for _, argument, _ in genops(data))
+    return any(
+        b"__mp_main__" in found if isinstance(found, bytes) else found in ("__main__", "__mp_main__")
+        for _, found, _ in genops(data)
+    )
 
 
 class _BoundedBuffer(io.BytesIO):

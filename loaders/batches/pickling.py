@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import sys
 import weakref
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable
@@ -121,15 +122,17 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value, because other
     processes may not have that module; if that fails, by name for a process ``with_main``, which imports it.
-    Raises like :func:`dumps`.
+    In a child that multiprocessing spawned, cloudpickle, too, refers to that module by name. Raises like
+    :func:`dumps`.
     """
+    in_child = sys.modules["__main__"].__name__ == "__mp_main__"
 
     def dumped(dumps: Callable[..., bytes]) -> Pickle:
         beside: Buffers = []
         keep = beside.append if apart else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Pickle(bytes(data), beside, by_name, by_name and names_main(data))
+        return Pickle(bytes(data), beside, by_name, (by_name or in_child) and names_main(data))
 
     try:
         by_name = dumped(pickle.dumps)
@@ -137,7 +140,7 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
         if (dumps_by_value := by_value()) is None:
             raise
         return dumped(dumps_by_value)
-    if by_name.of_main and (dumps_by_value := by_value()):
+    if by_name.of_main and not in_child and (dumps_by_value := by_value()):
         try:
             return dumped(dumps_by_value)
         except Exception:  # of something that only its own module can make

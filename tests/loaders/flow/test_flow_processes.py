@@ -244,7 +244,6 @@ PRELUDE = """
 import os, sys, threading
 from shardprep.loaders import Flow
 from shardprep.loaders.flow import map as mapping
-
 mapping.PASS_END_TIMEOUT_S = 0.2
 """
 
@@ -262,9 +261,7 @@ def blocked():
     yield 1
     print("blocked", flush=True)
     threading.Event().wait()
-
-for item in Flow.from_callable(blocked).prefetch(2):
-    pass
+for item in Flow.from_callable(blocked).prefetch(2): pass
 """)
     assert line_of(program) == "blocked"
     time.sleep(0.2)
@@ -275,15 +272,22 @@ for item in Flow.from_callable(blocked).prefetch(2):
 
 
 @pytest.mark.slow
-def test_a_function_of_the_program_that_cannot_be_sent_is_refused_with_the_reason(start: Start) -> None:
+def test_functions_of_a_program_are_sent_by_its_children_too_or_refused_with_the_reason(start: Start) -> None:
     program = start("""
+from multiprocessing import get_context
 LOCK = threading.Lock()
 def locked(item):
     with LOCK: return item
+def add(item): return item + 1
+def work():
+    for function in (add, lambda item: add(item)):
+        print(*Flow.from_iterable(range(3)).map(function, processes=1))
 if __name__ == "__main__":
+    get_context("spawn").Process(target=work).start()
     list(Flow.from_iterable(range(3)).map(locked, processes=1))
 """)
-    _, said = program.communicate(timeout=TEST_TIMEOUT_S)
+    printed, said = program.communicate(timeout=TEST_TIMEOUT_S)
+    assert printed == "1 2 3\n1 2 3\n"
     assert "locked cannot be sent to another process (cannot pickle '_thread.lock' object)" in said
     assert "IndexError" not in said
 
@@ -294,17 +298,13 @@ def test_a_forked_copy_hears_that_the_pass_is_not_its_own(start: Start, passed: 
     if "QueueInput" in passed:
         pytest.importorskip("tensorflow")
     program = start(f"""
-import warnings
-warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+import warnings; warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
 {"from shardprep.loaders.tf_inputs import QueueInput" if "Queue" in passed else ""}
 flow = Flow.from_iterable(range(1000))
-items = iter({passed})
-found = [next(items)]
+items = iter({passed}); found = [next(items)]
 if not os.fork():
-    try:
-        next(items)
-    except Exception as error:
-        print(type(error).__name__, "forked" in str(error), len(list(flow)), flush=True)
+    try: next(items)
+    except Exception as error: print(type(error).__name__, "forked" in str(error), len(list(flow)), flush=True)
     sys.exit()
 print(os.waitstatus_to_exitcode(os.wait()[1]), [*found, *items] == list(range(1000)))
 """)
