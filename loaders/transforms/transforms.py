@@ -90,8 +90,11 @@ class ImageTransform(TargetOptions, ABC):
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if isinstance(value := getattr(self, each.name), np.ndarray) and value.ndim:
-                object.__setattr__(self, each.name, tuple(value.tolist()))  # to compare, and for JSON
+            value = getattr(self, each.name)
+            if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim):
+                value = value.tolist()
+            # to compare, and for JSON
+            object.__setattr__(self, each.name, tuple(value) if isinstance(value, list) else value)
         check_choice("interpolation", self.interpolation, ("auto", *METHODS))
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()

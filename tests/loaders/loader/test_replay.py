@@ -259,7 +259,7 @@ def test_a_sheet_of_another_kind_or_of_too_many_is_refused(tmp_path: Path, lmdb_
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"transform": None, "shuffle": None},
     "train": {
-        "transform": TrainTransform((9, 8), scale=(0.5, 1), color_jitter=ColorJitter(0.1), lighting=0.1),
+        "transform": TrainTransform([9, 8], scale=[0.5, 1], color_jitter=ColorJitter(0.1), lighting=0.1),
         "shuffle": LocalShuffle(60, partitions=2),
         "seed": 5,
         "rank": 1,
@@ -276,12 +276,12 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: Path, tmp_path: Path) -> None:
     with loader_on(lmdb_shards, **RUNS[name]) as loader:
         expected = epoch_of(loader, 3)
-        card = loader.card()
+        card, identity = loader.card(), loader.identity
         card.save(tmp_path / "card.json")
     read = RunCard.load(tmp_path / "card.json")
     with Loader(lmdb_shards, workers=0, **read.options()) as again:
         assert_same(epoch_of(again, 3), expected)
-        assert again.card() == card
+        assert (again.card(), again.identity) == (card, identity)
 
     assert read == card
     assert ("without" in card.to_json()) == (name == "without")
