@@ -182,17 +182,11 @@ CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or "
     "AZURE_SKIP_SIGNATURE=true for a public container",
 }
-_CREDENTIAL_SIGNS = (
-    "/169.254.",
-    "//metadata.google",
-    "token request",
-    "S3 error: Missing ",
-    "Account must be",
-)
 AGAIN = "try again; finished files are kept"
 NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
+_WITHOUT_KEYS = re.compile(r"/169\.254\.|//metadata\.google|token request|S3 error: Missing |Account must be")
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
 _REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\((RequestTimeout|NoSuchUpload)\))")
 _OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
@@ -249,7 +243,7 @@ def _failure(
     at: dict[str, Any] = {"path": place.url, "shard": name}
     credentials = CREDENTIALS.get(place.scheme)
     reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), "")
-    if any(sign in said for sign in _CREDENTIAL_SIGNS):
+    if _WITHOUT_KEYS.search(said):
         return RemoteDenied(f"there are no credentials for it; set {credentials}", **at)
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
         keys = f", and the credentials: {credentials}" if credentials else ""
