@@ -189,6 +189,7 @@ LOOK = "check the URL, and the endpoint, region, credentials and proxies in the 
 _WITHOUT_KEYS = re.compile(r"/169\.254\.|//metadata\.google|token request|S3 error: Missing |Account must be")
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
 _REFUSED = re.compile(r": (3|4(?!08|21|25|29)|501)(?!.*\((RequestTimeout|NoSuchUpload)\))")
+_NO_LINKS = re.compile(r"Unable to rename file.*\(os error (1|5|38|95)\)")  # EIO: of rclone
 _OTHER_RANGE = re.compile(r"Requested \d+\.\.\d+, got|(?i:Content.Range) header")
 _LASTING = re.compile(
     "configured region|Config error|Content-Length Header|Invalid Access Key|SAS query|service account file|"
@@ -256,6 +257,9 @@ def _failure(
     for number in FULL:
         if place.folder and f"(os error {number})" in said:
             return no_space(place.folder / (name or ""), number)
+    if place.folder and _NO_LINKS.search(said):
+        advice = "give the URL of the bucket if it is a mounted one, or copy with prep fetch"
+        return RemoteFailed(f"cannot be made: its file system may have no hard links; {advice}", **at)
     if NOWHERE in text:
         advice = f"if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)"
         return RemoteFailed(f"redirects to another host; {advice}", **at)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.exceptions import BaseError
 
 from shardprep.formats import PublishedDataset, fetch, publish, repair
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.storage import store as remote_folder
-from shardprep.formats.storage.store import RemoteFailed, RemoteMissing, RetryPolicy
+from shardprep.formats.storage.store import Location, RemoteFailed, RemoteMissing, RetryPolicy, translated
 from shardprep.formats.transfer import repair as refetching
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.datasets import StopAfter, flip, prep, prep_here, tree
@@ -92,8 +93,7 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
     write(bucket / "page/manifest.json", b"<html>")
     write(bucket / "cache" / CACHE_LOCK_NAME, b"")
     before = tree(bucket)
-    other = bucket / "place/other"
-    write(other / "mine.txt", b"mine")
+    write(bucket / "place/other/mine.txt", b"mine")
 
     for error, said, folder, place in (
         (PlanMismatch, "another dataset", local / "val", url),
@@ -107,15 +107,15 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
         with pytest.raises(error, match=said):
             published(folder, place)
     for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=r"(?s)^(?!.*hunter2)"):
             published(local / "val", refused)
-        assert "hunter2" not in str(caught.value)
 
-    assert tree(bucket) == before | {"place/other/mine.txt": tree(other)["mine.txt"]}
+    assert tree(bucket) == before | {"place/other/mine.txt": tree(bucket / "place/other")["mine.txt"]}
     assert not (local / "train/new").exists()
-    with pytest.raises(NotADirectoryError) as found:
+    with pytest.raises(NotADirectoryError, match=f"{__file__}/folder"):
         publish(local, (Path(__file__) / "folder").as_uri())
-    assert Path(found.value.filename).is_relative_to(Path(__file__) / "folder")
+    with pytest.raises(RemoteFailed, match="no hard links"), translated(Location(bucket.as_uri()), "new"):
+        raise BaseError("Unable to rename file: Operation not supported (os error 95)")  # of a mounted bucket
 
 
 @pytest.mark.torture
