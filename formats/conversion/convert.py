@@ -258,7 +258,8 @@ def outcome(
 
 def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
     """Yield a note for each column with images of other sizes than their records', and one on shrinking."""
-    if len(prepared.listing.schema) and prepared.planned.options.shorter_side is not None:
+    has_places = any(field.kind.endswith(("image", "json", "]")) for field in prepared.listing.schema)
+    if has_places and prepared.planned.options.shorter_side is not None:
         yield "--shorter-side shrinks only the images: masks, and positions in pixels, stay as they are in the columns"
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
