@@ -316,7 +316,7 @@ class CocoReader(ImagesAndFile):
         if width != height and (width, height) == (entry["height"], entry["width"]):
             raise BadImage(
                 f"has {width}x{height} pixels, but annotations for {height}x{width}, as if turned: apply its EXIF "
-                "orientation to the file (such as by mogrify -auto-orient)"
+                "orientation to the file (such as by mogrify -auto-orient), or correct the annotations"
             )
         return image
 
