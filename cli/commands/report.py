@@ -249,7 +249,7 @@ def find(
     without: Path | None,
     **chosen: Any,
 ) -> Output:
-    """Find the records of DATASET, each split in that folder, or each part, that show the pictures IMAGE.
+    """Find the records of DATASET, or of each split or part in it, that show the pictures IMAGE.
 
     A record matches if it has the picture's bytes, or if a conversion made one from the other; with --near,
     also if it looks alike.
