@@ -244,9 +244,10 @@ def compare_runs(
                 is_order = parting and parting.kind == "order"
                 return parting, order_difference(first, second, epochs) if is_order else None
 
-    # a run may have continued with other options
-    same = groupby(range(epochs), lambda epoch: [run.card_of(run.last_of(epoch)) for run in runs])
-    for cards, own in same:
+    def cards_of(epoch: int) -> list[RunCard]:
+        return [run.card_of(run.last_of(epoch) or run.last_of()) for run in runs]
+
+    for cards, own in groupby(range(epochs), cards_of):  # a run may have continued with other options
         parting, order = compared(cards, list(own))
         if parting:
             break
