@@ -169,11 +169,13 @@ def value_of(value: Any, field: Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert times and decimals in a value to text, and the pairs of a map to lists."""
+    """Convert times and decimals in a value to text, the pairs of a map to lists, and NaN to None."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
 
 
