@@ -311,13 +311,15 @@ class Ledger(Generic[T]):
 
     def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
         """Add an arrived step; return whether it was missing: others count as ``repeated`` or ``stale``."""
+        window = self._windows[peer]
+        window.is_suspended, window.has_begun = False, True
         if not self._was_leased(pass_number, step):
             self.stale += 1
             return False
         is_fresh = self.steps.arrive(step, item)
         self.repeated += not is_fresh
         self._failures.pop(step, None)
-        self._windows[peer].last_arrival = now
+        window.last_arrival = now
         self._mark_sent(peer, until=(lease_id, step))
         return is_fresh
 
@@ -377,7 +379,7 @@ class Ledger(Generic[T]):
     def _throttle(self) -> None:
         """Shrink the window of the peer that holds the step due, once per step, if others wait for it.
 
-        If its window already has only one step, suspend the peer.
+        Suspend the peer if its window already has only one step, or if it has sent none, as while it starts.
         """
         due = self.steps.due
         is_known = due == self._delaying_step or self.steps.has_next
@@ -388,7 +390,9 @@ class Ledger(Generic[T]):
                 others = (other for _, other in self._active_windows() if other is not window)
                 if any(len(other.steps) <= other.size // 4 for other in others):  # soon idle
                     self._delaying_step = due
-                    if window.has_begun and window.size == 1:
+                    if is_new := self.in_any_order and not window.has_begun:
+                        window.size = 1
+                    if is_new or (window.has_begun and window.size == 1):
                         self._suspend(peer, window)
                     self.steps.release(peer, one=True)
                     window.shrink()

@@ -63,7 +63,8 @@ class Simulated:
         heapq.heappush(self._events, (self._now + seconds, peer))
 
 
-UNEQUAL = ([1, 1], [1, 2], [1, 4], [1, 10], [1, 20], [1, 40], [1, 1, 1, 10], [1, 2, 3, 4, 5], [1, 10, 10, 10])
+UNEQUAL = ([1, 1], [1, 2], [1, 4], [1, 10], [1, 20], [1, 40], [1, 1, 1, 10], [1, 2, 3, 4, 5])
+UNEQUAL += ([1, 10, 10, 10], [1, 1e99])  # the last one never has a batch
 
 
 @pytest.mark.slow
