@@ -171,8 +171,6 @@ class WorkFolder(Owned):
                 remove_run_folder(self.run)
         finally:
             self._release()
-            with suppress(OSError):  # only empty after :meth:`remove`
-                self.folder.rmdir()
         if full is not None:
             raise full from error
 
@@ -197,10 +195,11 @@ class WorkFolder(Owned):
         flush_file(self.output)
 
     def remove(self) -> None:
-        """Remove the work folder, the lock file last. The lock stays held."""
+        """Remove the work folder, the lock file last."""
         self.clear()
         remove_run_folder(self.run)
         (self.folder / "lock").unlink()
+        self._release()  # on NFS and FUSE, a folder with an open file cannot be removed
         with suppress(OSError):  # another process has already made a lock in it
             self.folder.rmdir()
 
