@@ -15,6 +15,7 @@ import weakref
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -155,14 +156,17 @@ def by_value() -> Callable[..., bytes] | None:
         import cloudpickle  # type: ignore[import-untyped]  # here: it is optional, and takes start-up time
     except ImportError:
         return None
-    reducers = cloudpickle.Pickler.dispatch_table
+    return _dumps_with(cloudpickle.Pickler)
 
+
+@cache
+def _dumps_with(base: Any) -> Callable[..., bytes]:
     def with_file(code: CodeType) -> tuple[Any, ...]:
-        make, given = reducers[CodeType](code)  # cloudpickle 3.1.2 replaces the name, which tracebacks show
+        make, given = base.dispatch_table[CodeType](code)  # without the file since cloudpickle 3.1.2
         return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
 
-    table = {"dispatch_table": ChainMap({CodeType: with_file}, reducers)}
-    pickler = type("Pickler", (cloudpickle.Pickler,), table)
+    table = {"dispatch_table": ChainMap({CodeType: with_file}, base.dispatch_table)}
+    pickler = type("Pickler", (base,), table)
 
     def dumps(value: object, **options: Any) -> bytes:
         file = io.BytesIO()
