@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+from shardprep.formats.runtime import open_streams
+
 
 def main() -> NoReturn:
     """Run ``prep`` with the command line's arguments and exit.
@@ -18,10 +20,7 @@ def main() -> NoReturn:
     The first signal unwinds the running command. A second one ends the process at once: workers end with it,
     and every command can be killed at any time.
     """
-    # if 0, 1 or 2 is closed, as by 2>&-, a data file would get that number, and what a library prints
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
+    open_streams()
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -44,6 +44,7 @@ from shardprep.formats.errors import (
     UnknownVersion,
     UsageError,
 )
+from shardprep.formats.runtime import open_streams
 from shardprep.formats.runtime.progress import check_flags
 
 T = TypeVar("T")
@@ -229,6 +230,7 @@ def memory_file() -> int:
 
     Python as uv and conda build it lacks ``os.memfd_create``, which the C library has.
     """
+    open_streams()
     if hasattr(os, "memfd_create"):
         return os.memfd_create("shardprep")
     libc = ctypes.CDLL(None, use_errno=True)

@@ -31,6 +31,7 @@ from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
 from shardprep.formats.errors import OperationError, ShardDamaged, UsageError, WorkerDied
+from shardprep.formats.runtime import open_streams
 from shardprep.formats.runtime.files import Descriptor, Owned
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -280,6 +281,7 @@ class SpawnedProcess(Owned):
     """
 
     def __init__(self, target: Callable[..., None], *, name: str | None = None, **given: Any) -> None:
+        open_streams()
         parent_end, child_end = socket.socketpair()
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
