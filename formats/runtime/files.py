@@ -632,7 +632,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike) or path == "":
         raise UsageError(f"a path is needed here, not {path!r}; '.' is the current folder")
     if isinstance(path, str) and (url := _URL.match(path)):  # the rest may contain a secret
-        raise UsageError(f"a path on this machine is needed here, not a URL that begins with {url[0]}")
+        place = f"not a URL that begins with {url[0]} (prep fetch copies a dataset from there)"
+        raise UsageError(f"a path on this machine is needed here, {place}")
     if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):
         raise UsageError(
             "looks like a misspelt URL: write SCHEME://PLACE/FOLDER with the credentials in the "

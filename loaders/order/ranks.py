@@ -104,6 +104,8 @@ def process_groups() -> list[ProcessRank]:
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH's mpirun_rsh
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),  # MPICH's and Intel MPI's; ranks on a node share one task of Slurm
 )
 SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch script, an interactive shell

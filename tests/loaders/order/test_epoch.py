@@ -119,6 +119,7 @@ def tf_config(kind, index, cluster=CLUSTER):
         (STEP, (5, 8)),
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
         (STEP | {"RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
+        (STEP | {"HOROVOD_RANK": "6", "HOROVOD_SIZE": "7"}, (6, 7)),
         (STEP | {"PMI_RANK": "6", "PMI_SIZE": "7"}, (6, 7)),
         (LIGHTNING, (1, 4)),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2)),
