@@ -90,8 +90,10 @@ class PlanOptions:
             raise UsageError(
                 "the quality only applies to images that --shorter-side shrinks; give both or neither"
             )
-        check_flags(decode_check=self.decode_check, crop_ready=self.crop_ready)
-        vars(self).update(numbers, seed=seed_of(self.seed))  # as Python's integers, for JSON
+        flags = {"decode_check": self.decode_check, "crop_ready": self.crop_ready}
+        check_flags(**flags)
+        # as Python's integers and booleans, for JSON
+        vars(self).update(numbers, seed=seed_of(self.seed), **{name: bool(flags[name]) for name in flags})
 
     @property
     def transcodes(self) -> bool:

@@ -398,7 +398,10 @@ class SourceOptions:
     coco: str | None = None
 
     def __post_init__(self) -> None:
-        check_flags(follow_symlinks=self.follow_symlinks, skip_non_images=self.skip_non_images)
+        flags = {"follow_symlinks": self.follow_symlinks, "skip_non_images": self.skip_non_images}
+        check_flags(**flags)
+        for name, flag in flags.items():
+            object.__setattr__(self, name, bool(flag))
         if (share := self.val_fraction) is not None:
             if not is_number(share) or not 0 < share < 1:
                 raise UsageError(f"the val fraction must be above 0 and below 1, not {share!r}")

@@ -206,7 +206,7 @@ class Loader(Owned, Closable):
                 batch_size=batch_size,
                 rank=rank,
                 world_size=world_size,
-                drop_last=drop_last,
+                drop_last=bool(drop_last),
             )
             self._plan = plan
             # the epochs of the next iteration, of the receipt, and of the state
@@ -221,7 +221,7 @@ class Loader(Owned, Closable):
             self._labels = self.dataset.space.mapping(labels)
             if transform is not None and wanted.with_image:
                 warn_of_decoder()
-            self._with_numbers = with_numbers
+            self._with_numbers = bool(with_numbers)
             files = wanted.files_of(self.dataset)
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))

@@ -463,7 +463,7 @@ class Epoch:
         self._split = plan.split(place_within(plan.passed, start))
         self._steps = 0
         self._ended = False
-        self._receipt = receipt or Receipt(plan.dataset, number)
+        self._receipt = receipt or Receipt(plan.dataset, self.number)
 
     def __len__(self) -> int:
         return len(self._split)

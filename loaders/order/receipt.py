@@ -109,7 +109,7 @@ class Receipt:
     @classmethod
     def of(cls, records: npt.ArrayLike | range, *, dataset: str, epoch: int) -> Receipt:
         """Return the receipt for these record numbers."""
-        return cls(dataset, epoch, Tally.of(records))
+        return cls(dataset, checked_int(epoch, "epoch", least=0, most=(1 << 64) - 1), Tally.of(records))
 
     @property
     def count(self) -> int:

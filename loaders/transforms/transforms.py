@@ -75,6 +75,18 @@ class Choice(NamedTuple):
         return ShownPart(left, top, right - left, bottom - top, self.across.is_mirrored)
 
 
+def _make_plain(options: Any) -> None:
+    """Replace NumPy's numbers by Python's, and lists and arrays by tuples: to compare, and for JSON."""
+    for each in fields(options):
+        object.__setattr__(options, each.name, _plain(getattr(options, each.name)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True, repr=False)
 class ImageTransform(TargetOptions, ABC):
     """Base of transforms to one RGB image named ``image``; :class:`TrainTransform` describes the options."""
@@ -89,12 +101,7 @@ class ImageTransform(TargetOptions, ABC):
     orientation: Orientation = "ignore"
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim):
-                value = value.tolist()
-            # to compare, and for JSON
-            object.__setattr__(self, each.name, tuple(value) if isinstance(value, list) else value)
+        _make_plain(self)
         check_choice("interpolation", self.interpolation, ("auto", *METHODS))
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
@@ -502,6 +509,7 @@ class ColorJitter:
     saturation: float = 0.4
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         strengths = (self.brightness, self.contrast, self.saturation)
         if not are_numbers(strengths, 3) or min(strengths) < 0:
             raise UsageError(f"the strengths of a colour jitter must be at least 0 and finite: {self}")

@@ -62,7 +62,7 @@ def test_a_state_goes_on_after_the_last_batch(make: Make, steps: int) -> None:
         whole, again = epoch_of(source), epoch_of(source)
         receipt = source.receipt() if isinstance(source, Loader) else None
     with make() as source:
-        source.set_epoch(1)
+        source.set_epoch(np.int64(1))
         done = len(epoch_of(source, max(1, steps)))
         state = json.loads(json.dumps(source.state_dict()))
     with make() as source:

@@ -256,10 +256,11 @@ def test_a_sheet_of_another_kind_or_of_too_many_is_refused(tmp_path: Path, lmdb_
         assert ContactSheet(loader.replay(0, 0), loader.transform).drawn().shape[1] <= 2400 + GAP
 
 
+HALF = np.float32(0.5)
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"transform": None, "shuffle": None},
     "train": {
-        "transform": TrainTransform([9, 8], scale=[0.5, 1], color_jitter=ColorJitter(0.1), lighting=0.1),
+        "transform": TrainTransform([9, 8], scale=[HALF, 1], color_jitter=ColorJitter(HALF), lighting=0.1),
         "shuffle": LocalShuffle(60, partitions=2),
         "seed": 5,
         "rank": 1,
@@ -267,7 +268,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "without": {"transform": TrainTransform(9), "without": [4, 8, 100], "gaps": "keep", "seed": 5},
     "eval": {"transform": EvalTransform(8, resize=np.int64(9), dtype="float16"), "shuffle": GlobalShuffle()},
-    "subset": {"transform": None, "records": np.arange(0, 204, 3), "drop_last": True, "with_numbers": False},
+    "subset": {"transform": None, "records": range(5, 99), "drop_last": np.True_, "with_numbers": np.False_},
     "window in bytes": {"transform": None, "shuffle": LocalShuffle("500KB"), "labels": "ilsvrc2012_id"},
 }
 
