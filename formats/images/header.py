@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntFlag
 
-from shardprep.formats.errors import BadImage
+from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.runtime.files import PASSING, reason_of
 
 MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
@@ -626,7 +626,7 @@ _REFUSED = {
 }
 
 
-def read_image_header(image: bytes) -> ImageInfo:
+def read_image_header(image: bytes | bytearray | memoryview) -> ImageInfo:
     """Return the properties of ``image``, the bytes of an image file; they alone determine its kind.
 
     Raises BadImage unless OpenCV decodes the kind (JPEG, PNG, WebP, TIFF, BMP, GIF, JPEG 2000, Netpbm, AVIF,
@@ -635,6 +635,9 @@ def read_image_header(image: bytes) -> ImageInfo:
     decodes, which a hostile one may use to crash the process. More than ``MAX_PIXELS`` pixels, ``MAX_SCANS``
     scans or endless parts count as attacks on the decoder.
     """
+    if not isinstance(image, bytes | bytearray | memoryview):
+        raise UsageError(f"give an image's bytes (Path(path).read_bytes()), not {image!r}")
+    image = bytes(image)
     try:
         for signature, reader in READERS.items():
             if re.match(signature, image):

@@ -387,7 +387,7 @@ class Field:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise UsageError(f"a column's name has 1 to 40 letters, digits, _, . and -, not {self.name!r}")
-        names = () if isinstance(self.classes, str) else tuple(self.classes)
+        names = () if isinstance(self.classes, str | None) else tuple(self.classes)
         object.__setattr__(self, "classes", names)
         if self.kind in tuple(OF_CLASSES):
             if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
@@ -421,7 +421,7 @@ class Field:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Field:
         """Return the field of a manifest; the inverse of :meth:`to_json`. Raises UsageError."""
-        return cls(value["name"], value["kind"], tuple(value.get("classes", ())))
+        return cls(value.get("name"), value.get("kind"), value.get("classes", ()))  # type: ignore[arg-type]
 
 
 class Schema:

@@ -15,6 +15,7 @@ from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
 from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, check_flags, is_number
+from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import read_manifest
 
 OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look alike": "similar"}
@@ -162,6 +163,7 @@ def gate(
     if pixels == "none" and (lacking := [name for name in wanted if KINDS[name] in OF_PIXELS]):
         raise UsageError(f"a limit of {lacking[0]} needs images: give pixels='all' or 'sample'")
     place = user_path(dataset)
+    refuse_folder_of_splits(place)
     manifest = read_manifest(place)
     checks = [] if root is None else [GateCheck("root", manifest.root == root, manifest.root, root)]
     if canaries:

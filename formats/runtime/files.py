@@ -626,10 +626,10 @@ _SECRETS = re.compile(r"(?<=://)[^/?#\s]*@|[^/\s:@]+:[^/\s@]*@|[?#][^\s\"')>]*|;
 def user_path(path: str | os.PathLike[str]) -> Path:
     """Return the path with a leading ``~`` or ``~name`` expanded, unless there is no such user.
 
-    Raises UsageError for an empty string (such as an unset variable), for a URL, and for a misspelt URL,
-    unless a file has that name.
+    Raises UsageError for an empty string (such as an unset variable), for a null character, for a URL, and
+    for a misspelt URL, unless a file has that name.
     """
-    if not isinstance(path, str | os.PathLike) or path == "":
+    if not isinstance(path, str | os.PathLike) or path == "" or "\0" in os.fsdecode(path):
         raise UsageError(f"a path is needed here, not {path!r}; '.' is the current folder")
     if isinstance(path, str) and (url := _URL.match(path)):  # the rest may contain a secret
         place = f"not a URL that begins with {url[0]} (prep fetch copies a dataset from there)"

@@ -43,6 +43,7 @@ from shardprep.formats.runtime.json_record import (
     plain,
     sha256_of,
 )
+from shardprep.formats.runtime.progress import check_flags, count_of
 from shardprep.formats.shards.columns import (
     BOX_COLUMNS,
     BoxTable,
@@ -254,7 +255,7 @@ class Manifest:
         return sha256_of(self._body())
 
     def __repr__(self) -> str:
-        size = f"{self.records:,} records, {len(self.labels):,} classes, {len(self.shards):,} {self.container} shards"
+        size = f"{self.records:,} records, {len(self.labels):,} classes, {count_of(len(self.shards), f'{self.container} shard')}"
         return f"<Manifest: {self.split}, {size}>"
 
     def table(self, name: str) -> FileEntry | None:
@@ -476,6 +477,7 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
     rows match them. The column ``offset`` is 0 for format 1.0. Without ``verify``, a file with a
     :class:`.Seal` is not hashed. Raises ManifestDamaged, OSError.
     """
+    check_flags(verify=verify)
     entry, path = manifest.table(INDEX_NAME), dataset / INDEX_NAME
     if entry is None:
         raise ManifestDamaged(f"lists no {INDEX_NAME}", path=dataset)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.header import EXTREME_ASPECT, KINDS, ImageFlag
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import ARCHIVE_NAME, Rows
@@ -141,7 +142,7 @@ class Summary:
     archive_md5: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        size = f"{self.records:,} records, {self.classes:,} classes, {self.shards:,} {self.container} shards"
+        size = f"{self.records:,} records, {self.classes:,} classes, {count_of(self.shards, f'{self.container} shard')}"
         return f"<Summary of {self.path!r}: {self.split}, {size}>"
 
     def to_json(self) -> dict[str, Any]:

@@ -260,9 +260,14 @@ def root_of(parts: Iterable[PartEntry]) -> str:
 
 
 def read_collection(folder: Path) -> CollectionFile:
-    """Return the collection in a folder. Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError."""
+    """Return the collection in a folder.
+
+    Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError, and UsageError for any other folder.
+    """
     if not folder.is_dir():
         raise DatasetNotFound.at(folder)
+    if not is_collection(folder):
+        raise UsageError("is not a collection; in Python, open_dataset() reads a dataset", path=folder)
     try:
         return CollectionFile.load(folder / COLLECTION_NAME)
     except DataError as error:
@@ -376,9 +381,9 @@ class Collection(RecordSet):
     """An opened collection, whose records are numbered across all ``parts``, in order.
 
     Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
-    first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
-    as for a :class:`.Dataset`; ``index`` takes a number, a slice, an array of numbers or a column's name, and
-    its column ``shard`` counts over the shards of all parts. Indexes of more than 1 GiB together stay in
+    first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema``, ``label_space``
+    are as for a :class:`.Dataset`; ``index`` takes a number, a slice, an array of numbers or a column's name,
+    and its column ``shard`` counts over the shards of all parts. Indexes of more than 1 GiB together stay in
     their files; reading a whole column loads that column.
 
     Args:
@@ -388,7 +393,7 @@ class Collection(RecordSet):
 
     Raises:
         DataError: A part, which is named, is not the one that was collected.
-        UsageError: The labels are unknown. Other errors are those of a Dataset.
+        UsageError: The labels are unknown, or the folder holds no collection. Other errors are a Dataset's.
     """
 
     def __init__(
@@ -412,7 +417,7 @@ class Collection(RecordSet):
         return self._file.root
 
     def __repr__(self) -> str:
-        return f"<Collection {os.fspath(self.path)!r}: {len(self):,} records in {len(self.parts):,} parts>"
+        return f"<Collection {os.fspath(self.path)!r}: {count_of(len(self), 'record')} in {count_of(len(self.parts), 'part')}>"
 
 
 def open_collection(
@@ -431,7 +436,7 @@ def open_collection(
     Raises:
         DataError: A part is not the one that was collected.
         ManifestDamaged, UnknownVersion: A manifest cannot be read.
-        UsageError: The labels are unknown.
+        UsageError: The labels are unknown, or the folder holds no collection.
         OSError: A file cannot be read.
     """
     return Collection(path, labels=labels, verify=verify)

@@ -32,6 +32,7 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
     shards_kept,
 )
+from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import Manifest, read_manifest, tables_of
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
@@ -89,6 +90,7 @@ def repair(
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
     verified = partial(verify, path, workers=workers, executor=executor, progress=runner.progress)
     refuse_cached(path)
+    refuse_folder_of_splits(path)
     manifest, report = read_manifest(path), verified()
     _refuse_irreparable(report, path)
     damaged = {finding.file for finding in report.findings} & {file.name for file in manifest.files}

@@ -41,6 +41,7 @@ from shardprep.formats.records.schema import BadValue, Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, memory_file, read_small_file
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
+from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.columns import column_row
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest, index_row, kinds_in
 from shardprep.formats.shards.read import (
@@ -120,8 +121,8 @@ class Report:
         return self.url or os.fspath(self.dataset)
 
     def __repr__(self) -> str:
-        counts = len(self.findings), len(self.unchecked), len(self.notes)
-        found = "{:,} findings, {:,} unchecked, {:,} notes".format(*counts)
+        findings, notes = count_of(len(self.findings), "finding"), count_of(len(self.notes), "note")
+        found = f"{findings}, {len(self.unchecked):,} unchecked, {notes}"
         return f"<Report on {self.location!r} ({self.level}): {found}>"
 
     @property

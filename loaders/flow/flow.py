@@ -114,7 +114,7 @@ class Flow(Closable):
         train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
         for images, labels in train: ...
 
-    ``node`` is the last node of the pipeline. Use the class methods to make a flow, not the constructor.
+    ``node`` is the last node of the pipeline. Use the static methods to make a flow, not the constructor.
 
     The first iteration runs pass 0, the next ones 1, 2, ...; :meth:`at_pass` runs any pass. The items of a
     pass depend only on its number, the data and the seeds, for any number of processes or threads. Random
@@ -557,7 +557,8 @@ class Flow(Closable):
     def pick(self, pass_number: int, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield the items of a pass with these ``numbers``, in that order.
 
-        ``numbers`` may be drawn some items ahead. Raises UsageError unless :attr:`can_pick`.
+        ``numbers`` may be drawn some items ahead. Raises UsageError unless :attr:`can_pick`, and IndexError
+        for a number that does not exist.
         """
         if not isinstance(numbers, Iterable):
             raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")

@@ -368,8 +368,8 @@ def prove(
     Raises:
         DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
             not signed by that key.
-        UsageError: The run's subset or omitted records are neither listed nor given, or others are given;
-            or a key is unusable.
+        UsageError: No log is given; the run's subset or omitted records are neither listed nor given, or
+            others are given; or a key is unusable.
         MissingExtra: A log is signed or to be signed, and ``cryptography`` is not installed.
         ShardprepError, OSError: The dataset cannot be opened, or the log cannot be saved.
     """
@@ -380,7 +380,7 @@ def prove(
     places = user_paths(logs, "logs")
     read = [RunLog.load(place) for place in places]
     if not read:
-        raise DataError("there is no log to prove a run from")
+        raise UsageError("there is no log to prove a run from; give at least one")
     for place, log in zip(places, read, strict=True):
         if not log.entries:
             raise DataError(

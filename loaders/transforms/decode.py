@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -60,13 +61,17 @@ def decode_rgb(
 
     Raises:
         BadImage: The bytes do not decode, or have more than MAX_PIXELS pixels.
-        UsageError: The crop is not within the image, or the record was read without its image.
+        UsageError: The crop is not a part of the image, or the record was read without its image.
     """
     check_choice("orientation", orientation, ORIENTATIONS)
+    try:
+        box = None if crop is None else Crop(*map(operator.index, crop))
+    except TypeError:
+        raise UsageError(f"a crop must be (x, y, width, height) in whole pixels, not {crop!r}") from None
     source = EncodedImage(image, orientation=orientation, key=key)
-    if crop is None:
+    if box is None:
         return source.all_pixels()
-    box, (width, height) = Crop(*crop), source.size
+    width, height = source.size
     if min(box) < 0 or 0 in box[2:] or box.x + box.width > width or box.y + box.height > height:
         raise UsageError(f"the crop {tuple(box)} is not within {width}x{height} pixels", key=source.key)
     return source.pixels(box)

@@ -133,13 +133,8 @@ VIEWS = (
     {"a": [CROP, TrainTransform(9)]},
     {"a": TrainTransform(8, masks=("mask",)), "a_mask": CROP},
 )
-AFTER_DECODING = (
-    {"color_jitter": ColorJitter()},
-    {"lighting": 0.1},
-    {"masks": ("mask",)},
-    {"boxes": "boxes"},
-)
-CUT = (EvalTransform(8), TrainTransform, "cut", TrainTransform(8, orientation="apply"))
+LATE = {"color_jitter": ColorJitter(), "lighting": 0.1, "masks": ("m",), "boxes": "b", "orientation": "apply"}
+CUT = (EvalTransform(8), TrainTransform, "cut", *(TrainTransform(8, **{name: LATE[name]}) for name in LATE))
 WEIGHTS = [
     (0.5, "a dict with one number for each of a, b"),
     ({"a": 1}, "one number for each of a, b"),
@@ -175,10 +170,6 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (EvalTransform, [({"size": 64, "resize": 8}, "resize, at least the size, .*, 64 to 4096, not 8")]),
     (Views, [({"transforms": wrong}, "[Vv]iew|callable") for wrong in VIEWS]),
     (Cut, [({"transform": wrong}, "Cut takes a TrainTransform") for wrong in CUT]),
-    (
-        Cut,
-        [({"transform": TrainTransform(8, **more)}, "Cut takes a TrainTransform") for more in AFTER_DECODING],
-    ),
     (LocalShuffle, each_of(window=(0, -1, True, "2 gigs", "GiB", "-1GiB", "0MB", ""))),
     (partial(LocalShuffle, 10), each_of(partitions=(0, -1, 1.5, "2", None))),
     (in_plan, PARTITIONS),
@@ -204,7 +195,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
         each_of(workers=(-1,), slots=(2, None), deadline=(0, "1")),
     ),
     (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
-    (open_dataset, [({"path": wrong}, "a path is needed here") for wrong in ("", None, 5, b"lmdb")]),
+    (open_dataset, [({"path": wrong}, "a path is needed here") for wrong in ("", "a\0b", None, 5, b"lmdb")]),
     (partial(convert, "archives"), [({"output": None}, "a path is needed here")]),
     (partial(convert, "a", "b"), [({"options": shardprep.PlanOptions()}, "must be a ConvertOptions")]),
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
@@ -217,6 +208,10 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (shardprep.SourceOptions, each_of(follow_symlinks=("no",), skip_non_images=("no",))),
     (partial(make_keys, "name"), each_of(overwrite=("False",))),
     (shardprep.decode_rgb, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
+    (shardprep.read_image_header, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
+    (partial(shardprep.decode_rgb, b""), each_of(crop=((0, 0, 1, 1.0), (0, 0, 1)))),
+    (shardprep.open_collection, [({"path": "."}, "is not a collection")]),
+    (shardprep.Field.from_json, [({"value": {"kind": "int"}}, "a column's name .*not None")]),
     (RECEIPT.check, each_of(records=("0", 0.0))),
     (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
     (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),

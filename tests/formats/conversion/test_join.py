@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
+from shardprep.formats import PlanOptions, SourceOptions, convert, gate, join, open_dataset, repair, verify
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
@@ -302,8 +302,9 @@ def test_a_folder_of_splits_is_refused_and_one_of_partners_gives_its_split(
 ) -> None:
     shutil.copytree(masks, tmp_path / "masks/train")
 
-    with pytest.raises(UsageError, match="folder of splits"):
-        join(tmp_path / "masks", {"mask": masks}, workers=0)
+    for call, other in ((join, {"mask": masks}), (gate, {"damaged": 0}), (repair, masks)):
+        with pytest.raises(UsageError, match="folder of splits"):
+            call(tmp_path / "masks", other)
     with pytest.raises(DataError, match="not a dataset"):
         join(dataset, {"mask": tmp_path / "dataset-source"}, workers=0)
     reseal(dataset, lambda manifest: manifest["source"].update(joined=None))  # as no release writes it

@@ -76,7 +76,7 @@ COMMON = {
 
 @pytest.mark.parametrize(("image", "info"), (KINDS | COMMON).values(), ids=KINDS | COMMON)
 def test_a_header_says_what_the_decoder_makes_of_it(image: bytes, info: ImageInfo) -> None:
-    assert read_image_header(image) == info
+    assert read_image_header(image) == read_image_header(memoryview(image)) == info
     for orientation in ("ignore", "apply"):
         is_turned = orientation == "apply" and info.orientation >= 5
         size = (info.width, info.height) if is_turned else (info.height, info.width)
