@@ -41,7 +41,13 @@ from shardprep.formats.runtime.work_folder import (
     refuse_other_plan,
 )
 from shardprep.formats.shards.dataset import is_dataset, refuse_in_dataset
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, index_dtype, read_manifest
+from shardprep.formats.shards.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    index_dtype,
+    read_manifest,
+)
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
@@ -214,12 +220,11 @@ class PreparedSplit:
         lead to different images.
         """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
-        what = "items" if self.listing.layout == LAYOUT else "images"
+        what, planned = "items" if self.listing.layout == LAYOUT else "images", self.planned
+        if manifest.version != FORMAT_VERSION:
+            planned = plan(self.listing, planned.options, version=manifest.version)
         begun = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
-        now = self.planned.options.to_json() | {
-            "on_bad_image": policy,
-            what: self.planned.digests.get(policy),
-        }
+        now = planned.options.to_json() | {"on_bad_image": policy, what: planned.digests.get(policy)}
         if what == "images" and begun[what] != now[what]:
             begun |= SourceOptions.of_manifest(manifest.source).kept()
             now |= self.listing.options

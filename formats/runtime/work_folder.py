@@ -241,8 +241,9 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         differing = f"its {PLAN_NAME} cannot be read ({error})"
     if differing:
         discard = "discard what it did with --restart (in Python restart=True)"
+        same = "use the versions" if differing.startswith("writer") else "give the options"
         raise PlanMismatch(
-            f"holds an unfinished {work}: {differing}; give the options it was begun with, choose "
+            f"holds an unfinished {work}: {differing}; {same} it was begun with, choose "
             f"another folder, or {discard if work == 'conversion' else 'remove this one'}",
             path=output,
         )

@@ -15,6 +15,8 @@ from support.datasets import converted, open_files, prep
 from support.sampling import torture_except
 from support.workers import PoisonedReader
 
+NAMES = ["counters", "lock", "plan.json", "index.npy", "shard-00000.lmdb.tmp"]
+
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
@@ -41,12 +43,7 @@ def test_a_link_in_place_of_the_work_folder_is_refused_and_never_followed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    torture_except(
-        ["counters", "lock", "plan.json", "index.npy", "shard-00000.lmdb.tmp"], "lock", "shard-00000.lmdb.tmp"
-    ),
-)
+@pytest.mark.parametrize("name", torture_except(NAMES, "lock", "shard-00000.lmdb.tmp"))
 def test_links_inside_a_work_folder_are_never_written_through(
     archives: Path, tmp_path: Path, victim: Path, name: str
 ) -> None:
@@ -60,12 +57,15 @@ def test_links_inside_a_work_folder_are_never_written_through(
 
 
 @pytest.mark.parametrize("plan", ["{", "3\n"])
-def test_an_unreadable_plan_says_what_to_do(plan: str, archives: Path, tmp_path: Path) -> None:
+def test_an_unreadable_or_older_plan_says_what_to_do(plan: str, archives: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / ".prep").mkdir(parents=True)
     (tmp_path / "out" / ".prep" / "plan.json").write_text(plan)
 
     with pytest.raises(PlanMismatch, match="--restart"):
         converted(archives, tmp_path / "out")
+    (tmp_path / "out" / ".prep" / "plan.json").write_text('{"writer":"0.3"}\n')
+    with pytest.raises(PlanMismatch, match=r"writer was 0\.3, is now 0\.4; use the versions it was"):
+        work_folder.refuse_other_plan(tmp_path / "out", {"writer": "0.4"})
 
 
 def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_followed(

@@ -85,12 +85,13 @@ def test_it_is_verified_record_by_record(before: Path) -> None:
     assert [finding.key for finding in verify(before, level="records").findings] == [rows["key"][3].decode()]
 
 
-def test_it_is_repaired_to_its_own_bytes(archives: Path, before: Path) -> None:
+def test_it_is_repaired_to_its_own_bytes_and_complete(archives: Path, before: Path, kind: str) -> None:
     expected = tree(before)
     for name in ("index.npy", read_manifest(before).shards[1].name):
         flip(before / name, (before / name).stat().st_size - 9)
 
     assert repair(before, archives, workers=0).exit_code == 0
+    converted(archives, before, container=kind, order=read_manifest(before).plan["order"])
     assert tree(before) == expected
 
 
