@@ -28,7 +28,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 UNKNOWN = -1  # number of steps or records
 MAX_PARTS = 1 << 16
-VERSION = 1
+VERSION = 2
 
 Facts = dict[str, str]
 

@@ -199,13 +199,10 @@ def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> Non
 
 TERMS_OF_OTHERS = [{"steps": -2}, {"steps": -1}, {"facts": {}}, {"facts": {"dataset": 1}}, {"more": 1}]
 BAD_TERMS = ["[]", "{", "[" * 15_000, *(json.dumps(asdict(TERMS) | other) for other in TERMS_OF_OTHERS)]
+BAD_NOTES = [{}, {"name": ""}, {"name": "x" * 300}, {"wants": 0}, *({"terms": terms} for terms in BAD_TERMS)]
 
 
-@pytest.mark.parametrize(
-    "notes",
-    [{}, {"name": ""}, {"name": "x" * 300}, {"wants": 0}, *({"terms": terms} for terms in BAD_TERMS)],
-    ids=str,
-)
+@pytest.mark.parametrize("notes", BAD_NOTES, ids=str)
 def test_a_hello_that_is_not_valid_is_rejected(notes: dict[str, Any]) -> None:
     (head,) = wired(hello().pack())
     given = read_head(head).description | notes if notes else {}
@@ -229,6 +226,8 @@ def test_a_refusal_is_short_however_much_differs_and_lists_the_names_for_an_unkn
 
     (*_, (_, reason)) = room.stats.refused
     assert len(reason) == MAX_TEXT_CHARACTERS
+    room.hear(b"old", pack_note(FrameKind.HELLO, 1, name="o", instance="o", terms=terms, wants=1))
+    assert "uses version 1 of the wire, not 2; install one release" in room.stats.refused[-1][1]
     assert room.said[b"other"][-1].kind is FrameKind.STOP
 
 
