@@ -255,7 +255,7 @@ class Manifest:
         return sha256_of(self._body())
 
     def __repr__(self) -> str:
-        size = f"{self.records:,} records, {len(self.labels):,} classes, {count_of(len(self.shards), f'{self.container} shard')}"
+        size = f"{count_of(self.records, 'record')}, {count_of(len(self.labels), 'class')}, {count_of(len(self.shards), f'{self.container} shard')}"
         return f"<Manifest: {self.split}, {size}>"
 
     def table(self, name: str) -> FileEntry | None:

@@ -142,7 +142,7 @@ class Summary:
     archive_md5: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        size = f"{self.records:,} records, {self.classes:,} classes, {count_of(self.shards, f'{self.container} shard')}"
+        size = f"{count_of(self.records, 'record')}, {count_of(self.classes, 'class')}, {count_of(self.shards, f'{self.container} shard')}"
         return f"<Summary of {self.path!r}: {self.split}, {size}>"
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.progress import checked_int
+from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -135,6 +135,7 @@ def send_batches(
             ``batches``, is also reported to the receiver.
     """
     source = Passes(batches)
+    limit = math.inf if timeout is None else checked_seconds(timeout, "timeout")
     name = f"{process_name()}:{TOKEN}" if name is None else name
     hello = wire.Hello(name, secrets.token_hex(8), wire.UNSHARED, MAX_LEASE)
     parts = OpenParts(lambda pass_number, part: source.begin())
@@ -142,7 +143,7 @@ def send_batches(
         closing(ServedSource(wire.UNSHARED, 0, parts.items, parts.close)) as work,
         Link(endpoint, hello, work, bind=bind, once=True) as link,
     ):
-        if not link.wait_for(lambda: link.lag > 0 or link.is_done, math.inf if timeout is None else timeout):
+        if not link.wait_for(lambda: link.lag > 0 or link.is_done, limit):
             raise OperationError(
                 f"{endpoint}: no receiver admitted this sender within {timeout} s; check that one is iterating there"
             )

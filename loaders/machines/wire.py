@@ -103,8 +103,8 @@ class Hello:
     wants: int
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MAX_NAME:
-            raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(self.name)}")
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
+            raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {self.name!r}")
 
     def pack(self) -> list[Buffer]:
         """Return the frame. Raises UsageError if the terms are too long."""

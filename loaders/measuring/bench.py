@@ -17,6 +17,7 @@ import numpy as np
 
 from shardprep.formats.images.decode import decoder_name
 from shardprep.formats.runtime.processes import lines_of
+from shardprep.formats.runtime.progress import checked_seconds
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
@@ -140,8 +141,10 @@ def measure(
         The rates, the times of the stages, and the verdict.
 
     Raises:
+        UsageError: ``seconds`` is not a number of 0 or more.
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
+    seconds = checked_seconds(seconds, "the time to measure")
     others, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
         cached = _cached(loader)

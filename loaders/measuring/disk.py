@@ -225,7 +225,7 @@ def measure_disk(
     """
     seconds = checked_seconds(seconds, "the time to measure")
     if record_bytes is not None:
-        checked_int(record_bytes, "record_bytes", least=1, most=LARGEST_RECORD)
+        record_bytes = checked_int(record_bytes, "record_bytes", least=1, most=LARGEST_RECORD)
     path, began = user_path(path), time.monotonic()
     end, why_not = began + seconds, "no folder beside it is writable"
 

@@ -153,7 +153,7 @@ LIMITS, WRONG = ("much", -1, 0, 1e9, True), (0, 1.5, "1")
 FRAMES = each_of(
     endpoint=("inproc://here", "127.0.0.1:80", None), senders=WRONG, high_water_mark=WRONG, limit_bytes=LIMITS
 )
-NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
+NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257, 3)]
 ENDS = [
     *each_of(ahead=WRONG, insecure=("False",)),
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
@@ -180,7 +180,8 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,), encoded=("no",))]),
     (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
     (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind"), *each_of(bind=("no",))]),
-    (partial(send_batches, [1], ANY_PORT), NAMES),
+    (partial(send_batches, [1], ANY_PORT), [*NAMES, *each_of(timeout=(-1, math.nan))]),
+    (partial(shardprep.measure, None), each_of(seconds=(-1, math.nan))),
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
     (
         partial(RemoteSource, endpoint=ANY_PORT),
