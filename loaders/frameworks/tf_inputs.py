@@ -71,9 +71,9 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
             so a run that resumes within an epoch misses them.
 
     Raises:
-        UsageError: The signature is neither given nor known.
+        UsageError: The signature is neither given nor known, or ``prefetch`` is not a number.
     """
-    passes = Passes(source)
+    prefetch, passes = checked_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
     element_spec = signature_of(passes, signature)
     dataset = _pulled(passes, element_spec)
     if (length := passes.steady_length) is not None:
@@ -632,14 +632,13 @@ class TensorInput(DirectInput):
         signature: A ``tf.TensorSpec`` for each part, by default from an extra call of ``make``.
 
     Raises:
-        UsageError: ``make`` is not a function, or ``length`` is negative.
+        UsageError: ``make`` is not a function, or ``length`` not a number of 0 or more.
     """
 
     def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
-        if not callable(make) or (length is not None and length < 0):
-            raise UsageError(
-                f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
-            )
+        if not callable(make):
+            raise UsageError(f"make must be a function that returns tensors, not {make!r}")
+        length = None if length is None else checked_int(length, "length", least=0)
         if signature is None:
             with tf.Graph().as_default():  # for static shapes only
                 signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())

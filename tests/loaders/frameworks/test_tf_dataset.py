@@ -194,6 +194,9 @@ def test_invalid_options_are_an_error_at_once() -> None:
     for monitored, says in (({"every": 10}, "a writer"), ({"train": [1]}, "give an input")):
         with pytest.raises(UsageError, match=says):
             InputMonitor(**monitored)
+    for call in (lambda: TensorInput(list, length=1.5), lambda: to_dataset([1], prefetch="2")):
+        with pytest.raises(UsageError, match=r"(length|prefetch) must be a whole number"):
+            call()
     for wrong in ([1, 2], None, tf.data.Dataset):
         with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
             DatasetInput(wrong)
