@@ -218,9 +218,9 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
     seen = f", {count_of(found.looked_at, 'image')} examined" if found.looked_at else ""
     yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:
-        yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}"
+        yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<18}{check}"
         for line in () if check.passed else check.named():
-            yield f"        {'':<14}{line}"
+            yield f"        {'':<18}{line}"
 
 
 @command(

@@ -287,7 +287,7 @@ def test_the_command_exits_with_one_and_says_which_records(built: Built, tmp_pat
     typed = prep_here(*words, "--max-leaks", len(leaks), "--json")
 
     assert strict.returncode == 1
-    assert f"FAIL  leaks         {len(leaks)}, at most 0" in strict.stdout
+    assert f"FAIL  leaks             {len(leaks)}, at most 0\n" in strict.stdout
     assert all(key in strict.stdout for key in leaks)
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()  # noqa: S314 - made here
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
