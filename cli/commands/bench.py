@@ -116,7 +116,7 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
         raise ValueError(
-            f"expected one of {', '.join(SWEPT)} with numbers, such as workers=1,2,4, not {text!r}"
+            f"expected workers from 0, batch-size from 1 or slots from 3, such as workers=1,2,4, not {text!r}"
         )
     return option.replace("-", "_"), tuple(map(int, words))
 

@@ -330,8 +330,8 @@ def read_tiff(image: bytes) -> ImageInfo:
     bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
     samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
     if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
-        kind = f"of format {form} and interpretation {photometric}"
-        raise BadImage(not_decoded(f"a TIFF of {samples} samples of {bits} bits, {kind}"))
+        kind = f"sample format {form}, photometric interpretation {photometric}"
+        raise BadImage(not_decoded(f"a TIFF of {samples} x {bits} bits, {kind}"))
     if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
         raise BadImage(f"too large: a TIFF with tiles of {TOO_MANY}")
     is_planar = samples > 1 and tags.get(_PLANAR, (1,)) != (1,)

@@ -148,8 +148,8 @@ def test_the_documented_keys_are_those_that_are_printed(everything: tuple[str, A
     [
         (["--shuffle", "much"], "much"),
         (["--sweep", "workers"], "such as workers=1,2,4"),
-        (["--sweep", "batch-size=0"], "such as workers=1,2,4"),
-        (["--sweep", "seed=1"], "workers, batch-size, slots"),
+        (["--sweep", "batch-size=0"], "batch-size from 1 or slots from 3"),
+        (["--sweep", "seed=1"], "workers from 0"),
     ],
 )
 def test_options_that_cannot_be_meant_are_wrong_usage(dataset: Path, words: list[str], says: str) -> None:
