@@ -51,7 +51,7 @@ allow_partial_option: options.Option = options.flag(
 
 
 @command(
-    "Convert archives, folders or tensorpack's LMDB to shards.",
+    "Convert archives, folders or files of other libraries to shards.",
     "convert archives shards",
     "convert photos shards --on-bad-image skip --decode-check",
     "convert scenes shards --pair mask=masks",

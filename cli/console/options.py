@@ -144,7 +144,7 @@ workers = count(
 LOADER: tuple[Option, ...] = (
     choice("--transform", NAMED, "Random or centre crops; none delivers the encoded bytes.", default="train"),
     count("--size", "Side of a crop.", 1, name="pixels", default=224),
-    click.option("--batch-size", type=click.IntRange(min=1), default=256),
+    click.option("--batch-size", type=click.IntRange(min=1), default=256, help="Records in a batch."),
     value(
         "--shuffle",
         "WINDOW|none|global",
