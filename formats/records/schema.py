@@ -386,7 +386,9 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise UsageError(f"a column's name has 1 to 40 letters, digits, _, . and -, not {self.name!r}")
+            raise UsageError(
+                f"a column's name has 1 to 40 letters, digits, _, . and -, the last two not in front: {self.name!r}"
+            )
         names = () if isinstance(self.classes, str | None) else tuple(self.classes)
         object.__setattr__(self, "classes", names)
         if self.kind in tuple(OF_CLASSES):
