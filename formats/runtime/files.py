@@ -128,6 +128,7 @@ class Descriptor(Owned):
     """
 
     _number = -1
+    _is_finalizing = staticmethod(sys.is_finalizing)  # kept when modules are cleared at the program's end
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -137,13 +138,13 @@ class Descriptor(Owned):
         return self._number
 
     def close(self) -> None:
-        """Close the descriptor, unless this process is a forked copy. Idempotent."""
+        """Close the descriptor, unless this process is a forked copy, or is ending. Idempotent."""
         number, self._number = self._number, -1
-        if number >= 0 and self.made_here:
+        if number >= 0 and not self._is_finalizing() and self.made_here:
             os.close(number)
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # modules may have been cleared then, and the system closes the descriptor
+    def __del__(self) -> None:
+        if not self._is_finalizing():  # the system closes the descriptor then
             self.close()
 
 
