@@ -506,15 +506,18 @@ class Loader(Owned, Closable):
         """Continue the next iteration where the state was taken. On a UsageError nothing changes.
 
         Each rank loads its own state; with another world size, all ranks load the state of one. The dataset,
-        the order and the transform must be those of the state; ``transform="changed"`` accepts any transform
-        for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other pixels before.
+        the order, ``labels`` and the transform must be those of the state; ``transform="changed"`` accepts
+        any transform for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other
+        pixels before.
         """
         found = resumed(self._plan, state)
         here, _ = self._described
         refuse_another([state.get("transform", here)], [here], transform)  # older states have none
-        decoder = None
+        labels, decoder = self.dataset.label_space, None
         with suppress(KeyError, TypeError):  # older states have no card
-            decoder = state["card"]["versions"]["decoder"]
+            labels, decoder = state["card"]["labels"], state["card"]["versions"]["decoder"]
+        if labels != self.dataset.label_space:
+            raise UsageError(f"the state is from a loader with labels={labels!r}; use the same")
         if here is not None and isinstance(decoder, str):
             warn_of_other_decoder(decoder)
         self._next = self._current = self._place = found
