@@ -151,8 +151,8 @@ def test_the_state_of_another_transform_is_an_error_unless_it_may_have_changed(
             other.load_state_dict(of_another_python)
         with pytest.raises(UsageError, match="'same' or 'changed', not 'other'"):
             other.load_state_dict(state, transform="other")  # type: ignore[arg-type]
-    with loader_on(lmdb_shards, labels="sorted_wnid1_bg") as other, pytest.raises(UsageError, match="labels="):
-        other.load_state_dict(state, transform="changed")
+    with loader_on(lmdb_shards, labels="sorted_wnid1_bg") as one, pytest.raises(UsageError, match="labels="):
+        one.load_state_dict(state, transform="changed")
 
 
 @pytest.mark.parametrize("use", [list, Loader.show_batch, Loader.first_batch])
