@@ -211,7 +211,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (shardprep.read_image_header, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
     (partial(shardprep.decode_rgb, b""), each_of(crop=((0, 0, 1, 1.0), (0, 0, 1)))),
     (shardprep.open_collection, [({"path": "."}, "is not a collection")]),
-    (shardprep.Field.from_json, [({"value": {"kind": "int"}}, "a column's name .*not None")]),
+    (shardprep.Field.from_json, [({"value": {"kind": "int"}}, "a column's name .*: None")]),
     (RECEIPT.check, each_of(records=("0", 0.0))),
     (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
     (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),
