@@ -366,7 +366,8 @@ class PassResources(Closable):
         found = None
         with suppress(IndexError):  # not the context of an error of `make`
             found = cast("ClosableT", idle.pop())
-        found = found or make()
+        if found is None:
+            found = make()
         is_usable = True
         try:
             yield found
