@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as version_of
 
-from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.files import Owner
 
 project = "shardprep"
 author = "the shardprep authors"
@@ -36,4 +36,4 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 autosummary_generate = False  # nothing is written into the sources
 
-del Owned.__new__  # autodoc would show its (*args, **kwargs) in place of the arguments of Loader and others
+del Owner.__new__  # autodoc would show its (*args, **kwargs) in place of the arguments of Loader and others

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.files import Owned, not_copyable
+from shardprep.formats.runtime.files import Owner, not_copyable
 from shardprep.loaders.batches.passes import Source
 from shardprep.loaders.batches.slots import NUMBERS
 from shardprep.loaders.batches.stack import Conversion
@@ -24,10 +24,10 @@ except ModuleNotFoundError as error:
     raise MissingExtra.of("shardprep.loaders.torch_data", "PyTorch", "torch") from error
 
 
-class TorchBatches(Owned, Conversion, IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
+class TorchBatches(Owner, Conversion, IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
     """The ``IterableDataset`` that :func:`to_torch` returns. Not copyable, picklable or thread-safe."""
 
-    instead = (
+    copy_advice = (
         "it works in the training process only, because the Loader has worker processes of its own: give the "
         "DataLoader num_workers=0"
     )
@@ -38,7 +38,7 @@ class TorchBatches(Owned, Conversion, IterableDataset[Any]):  # type: ignore[mis
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. Raises UsageError in a DataLoader's worker, or if one would batch batches."""
         if get_worker_info() is not None:
-            raise not_copyable(self, self.instead)
+            raise not_copyable(self, self.copy_advice)
         # Only a DataLoader's fetcher knows whether it batches. The variables of no other caller are read,
         # because its frame would then keep them, such as batches.
         caller = sys._getframe(1)

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from shardprep.cli.console import options
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import MissingExtra
-from shardprep.formats.runtime.files import foreign_file, open_regular
+from shardprep.formats.runtime.files import errors_as_damage, open_regular
 from shardprep.formats.shards.dataset import splits_of
 from shardprep.formats.storage.open import open_records
 
@@ -138,7 +138,7 @@ def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
     found = {}
     for name, file in (("records", subset), ("without", without)):
         if file is not None:
-            with foreign_file(file, "give an array, as numpy.save writes it"):
+            with errors_as_damage(file, "give an array, as numpy.save writes it"):
                 os.close(open_regular(file))  # opening a FIFO below would block
                 found[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
     return found

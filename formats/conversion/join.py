@@ -37,7 +37,7 @@ from shardprep.formats.records.schema import (
 from shardprep.formats.runtime.files import (
     ArchiveFile,
     Identity,
-    foreign_file,
+    errors_as_damage,
     hash_file,
     publish,
     publish_bytes,
@@ -362,7 +362,7 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
     Raises UsageError, SourceDamaged, and SourceIncomplete for a wrong number of rows.
     """
     with ArchiveFile(path) as file:
-        with foreign_file(path, "write it with numpy.save"):
+        with errors_as_damage(path, "write it with numpy.save"):
             shape, dtype, start = _header(file)
         if shape[0] != records:
             raise SourceIncomplete(f"has {shape[0]:,} rows; the dataset has {records:,} records", path=path)
@@ -500,7 +500,7 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     line = 1  # 0 between two rows
     with ArchiveFile(path) as file:
         lines = Lines(file)
-        with foreign_file(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
+        with errors_as_damage(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
             keys_name = usual_column(form.names, KEY_NAMES)
             if not keys_name or header not in form.names:

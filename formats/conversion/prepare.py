@@ -24,9 +24,9 @@ from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
     LOCAL_FUSE,
     NETWORK_FILESYSTEMS,
-    existing_folder,
     filesystem_type,
-    redacted,
+    nearest_folder,
+    redact,
     user_path,
 )
 from shardprep.formats.runtime.jobs import Unit
@@ -85,7 +85,7 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
         return
     needed = sum(bytes_to_write.values())
     output = next(iter(bytes_to_write))
-    free = shutil.disk_usage(existing_folder(output)).free
+    free = shutil.disk_usage(nearest_folder(output)).free
     if alone:
         free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:
@@ -278,7 +278,7 @@ class Conversion:
     ) -> None:
         scheme, mark, _ = (url := str(output)).partition(":/")
         if mark and scheme in SCHEMES:
-            raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
+            raise UsageError("is a URL; use convert_to_url()", path=redact(url))
         self.path = path_or_place(source)
         self.output = user_path(output)
         self.split = split

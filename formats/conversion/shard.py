@@ -29,11 +29,11 @@ from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import (
     flush_file,
     hash_file,
-    naming,
+    name_in_os_errors,
     publish,
     publish_bytes,
     publishing,
-    unfinished,
+    temporary_path,
 )
 from shardprep.formats.runtime.jobs import Job, Unit, counted
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
@@ -151,7 +151,7 @@ def build_column(
         rows["row"]["crc32c"] = [each.crc32c for each in stored]
     rows["digest"] = np.array([content_digest(each.key, UNLABELLED, each.image) for each in stored], "V32")
     name = "" if field.is_fixed else shard_name(field.name, job.shard.number, job.options.container)
-    built = unfinished(job.run, name)
+    built = temporary_path(job.run, name)
     if name and job.writes(name):
         key_bytes = max((len(each.key) for each in stored), default=1)
         size = sum(len(each.image) for each in stored)
@@ -390,7 +390,7 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
     With columns, all samples are read before the first is written, because the listing's lengths are not the
     images'.
     """
-    built, name, unit = unfinished(job.run, job.shard.name), job.shard.name, job.shard
+    built, name, unit = temporary_path(job.run, job.shard.name), job.shard.name, job.shard
     rows, count = np.zeros(len(job.entries), built_row(index_dtype(unit.key_bytes))), 0
     known, archive = list[Sample](), job.reader.archive if job.region else None
     if len(job.schema) or not job.has_images:
@@ -581,7 +581,7 @@ def _in_index_order(boxes: Rows, index: Rows) -> Rows:
 def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
     """Write and flush a file in the run's folder; return its entry."""
     path = work_folder.run / name
-    with naming(path), path.open("xb") as file:
+    with name_in_os_errors(path), path.open("xb") as file:
         file.writelines(parts)
     flush_file(path)
     return FileEntry(name, path.stat().st_size, hash_file(path), records)

@@ -29,7 +29,7 @@ from shardprep.formats.exports.format import (
     suffix_of,
 )
 from shardprep.formats.images.header import kind_of
-from shardprep.formats.runtime.files import flush_file, make_read_only, naming, publish_bytes
+from shardprep.formats.runtime.files import flush_file, make_read_only, name_in_os_errors, publish_bytes
 from shardprep.formats.shards.read import FileEntry, Rows
 
 METADATA = "metadata.jsonl"
@@ -120,7 +120,7 @@ class Folders(ExportFormat):
         lines = []
         for number, record in enumerate(records):
             path = places.run / f"{name}-{number}.tmp"
-            with naming(path), path.open("wb") as file:
+            with name_in_os_errors(path), path.open("wb") as file:
                 file.write(record.image)
             built[path] = places.output / record.name
             size += len(record.image)

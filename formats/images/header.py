@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import IntFlag
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.runtime.files import PASSING, reason_of
+from shardprep.formats.runtime.files import PASSED_ON_ERRORS, reason_of
 
 MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
 EXTREME_ASPECT = 16  # longer to shorter side; resizing a longer image could exhaust the memory
@@ -647,7 +647,7 @@ def read_image_header(image: bytes | bytearray | memoryview) -> ImageInfo:
             begins = f"starts with {image[:8].hex(' ')}" if image else "empty"
             refused = (reason for signature, reason in _REFUSED.items() if re.match(signature, image))
             raise BadImage(next(refused, f"not an image ({begins})"))
-    except PASSING:
+    except PASSED_ON_ERRORS:
         raise
     except (struct.error, IndexError) as error:
         raise BadImage("truncated: the file ends within its header") from error

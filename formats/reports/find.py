@@ -18,7 +18,7 @@ from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
-from shardprep.formats.runtime.files import naming, open_regular, save_bytes, user_path, user_paths
+from shardprep.formats.runtime.files import name_in_os_errors, open_regular, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.progress import Progress, check_flags
 from shardprep.formats.shards.dataset import Dataset
 
@@ -130,7 +130,7 @@ def find(
 def _picture(path: Path, near: bool) -> _Picture:
     if path.is_dir():
         raise UsageError("is a folder; give its images, such as FOLDER/*.jpg", path=path)
-    with naming(path), os.fdopen(open_regular(path), "rb") as file:
+    with name_in_os_errors(path), os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         image = file.read() if size <= MAX_IMAGE_BYTES else b""
     if not image:
@@ -168,7 +168,7 @@ def _codes(
     file = None if hashes is None else Path(user_path(hashes))
     head = f"{HASHES} {dataset.root}".encode()
     if file is not None and file.exists():
-        with naming(file):
+        with name_in_os_errors(file):
             found, _, rows = file.read_bytes().partition(b"\n")
         if found == head and not len(rows) % CODES.itemsize:
             codes = np.frombuffer(rows, CODES)

@@ -82,14 +82,14 @@ class Closable:
         self.close()
 
 
-class Owned:
+class Owner:
     """Base of owners, which cannot be copied: ``copy`` and ``pickle`` raise NotCopyable at once.
 
-    ``instead`` is the error's advice. In a forked copy of the process that made it, an owner must not be
+    ``copy_advice`` is the error's advice. In a forked copy of the process that made it, an owner must not be
     used, and releases nothing.
     """
 
-    instead: ClassVar[str] = "make a new one where it is needed"
+    copy_advice: ClassVar[str] = "make a new one where it is needed"
 
     _pid: int
 
@@ -99,28 +99,28 @@ class Owned:
         return owner
 
     @property
-    def made_here(self) -> bool:
+    def was_made_here(self) -> bool:
         """Whether this process made the object, not one that it was forked from."""
         return self._pid == os.getpid()
 
     def refuse_forked(self, name: str) -> None:
         """Raise UsageError, which calls this ``name``, in a forked copy of the process that made it."""
-        if not self.made_here:
+        if not self.was_made_here:
             raise UsageError(f"this {name} belongs to the process that forked this one; make another")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
-        raise not_copyable(self, self.instead)
+        raise not_copyable(self, self.copy_advice)
 
 
-def not_copyable(owner: object, instead: str) -> NotCopyable:
+def not_copyable(owner: object, advice: str) -> NotCopyable:
     return NotCopyable(
         f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
-        f"{instead}"
+        f"{advice}"
     )
 
 
-class Descriptor(Owned):
+class Descriptor(Owner):
     """A descriptor that is closed once, at the latest by its finalizer, and only in the opening process.
 
     In a forked copy of that process the number may belong to another file, because a daemon closes all
@@ -140,7 +140,7 @@ class Descriptor(Owned):
     def close(self) -> None:
         """Close the descriptor, unless this process is a forked copy, or is ending. Idempotent."""
         number, self._number = self._number, -1
-        if number >= 0 and not self._is_finalizing() and self.made_here:
+        if number >= 0 and not self._is_finalizing() and self.was_made_here:
             os.close(number)
 
     def __del__(self) -> None:
@@ -190,13 +190,13 @@ class LockDescriptor(Descriptor):
 
     def close(self) -> None:
         """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
-        if self.fileno() >= 0 and self.made_here:
+        if self.fileno() >= 0 and self.was_made_here:
             with suppress(OSError):  # where there are no locks
                 fcntl.flock(self.fileno(), fcntl.LOCK_UN)
         super().close()
 
 
-class CollectedEnd(Owned):
+class Finalizer(Owner):
     """Calls ``end`` once: when this is called, when ``owner`` is garbage-collected, or at program exit.
 
     Garbage collection may run in any thread, even one that holds a lock that ``end`` waits for, so it calls
@@ -205,10 +205,10 @@ class CollectedEnd(Owned):
 
     def __init__(self, owner: object, end: Callable[[], object]) -> None:
         self._end = end
-        self._finalizer = weakref.finalize(owner, _collected, end)
+        self._finalizer = weakref.finalize(owner, _end_collected, end)
 
     @property
-    def is_over(self) -> bool:
+    def has_run(self) -> bool:
         return not self._finalizer.alive
 
     def __call__(self) -> None:
@@ -216,7 +216,7 @@ class CollectedEnd(Owned):
             self._end()
 
 
-def _collected(end: Callable[[], object]) -> None:
+def _end_collected(end: Callable[[], object]) -> None:
     if threading.main_thread().is_alive():
         _thread.start_new_thread(end, ())  # unlike threading.Thread, it takes no locks
     else:  # at program exit, in the main thread, which threading counts as ended
@@ -275,7 +275,7 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @contextmanager
-def naming_file(path: Path, where: str = "") -> Iterator[None]:
+def name_in_data_errors(path: Path, where: str = "") -> Iterator[None]:
     """Add the file and the place ``where`` in it to errors of its content."""
     try:
         yield
@@ -284,7 +284,7 @@ def naming_file(path: Path, where: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_in_os_errors(path: Path) -> Iterator[None]:
     """Set the file name of an OSError; Python sets it only when opening a file."""
     try:
         yield
@@ -318,7 +318,7 @@ class Identity:
 CHANGED = "changed while it was read; stop other programs from writing to it, and start again"
 
 
-class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
+class ArchiveFile(Owner, AbstractContextManager["ArchiveFile"]):
     """A regular file, read at offsets. Neither copyable nor picklable, not thread-safe.
 
     Entering raises SourceDamaged if the file is not the ``expected`` one, leaving if it was replaced or
@@ -352,10 +352,10 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 
     def read_at(self, length: int, offset: int) -> bytes:
         """Read as :data:`ReadAt` does. Raises OSError with the file's name."""
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             return read_at(self._fd.fileno(), length, offset)
 
-    def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Call one after the other: parallel reads of a disk are not faster."""
         return map(call, items)
 
@@ -372,7 +372,7 @@ def read_small_file(
     path: Path, limit: int = MAX_TEXT_BYTES, damaged: type[ShardprepError] = SourceDamaged
 ) -> bytes:
     """Read a file. Raises ``damaged`` if it has more than ``limit`` bytes or is not a regular file."""
-    with naming(path), os.fdopen(open_regular(path, damaged=damaged), "rb") as file:
+    with name_in_os_errors(path), os.fdopen(open_regular(path, damaged=damaged), "rb") as file:
         # not file.read(limit), which allocates all of it
         data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
     if data is None or len(data) > limit:
@@ -382,7 +382,7 @@ def read_small_file(
 
 def flush_file(path: Path) -> None:
     """Flush a file or folder to disk. An error is final: a flush that failed is not repeated."""
-    with naming(path), closing(Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))) as file:
+    with name_in_os_errors(path), closing(Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))) as file:
         try:
             os.fsync(file.fileno())
         except OSError as error:  # shared folders of VirtualBox cannot flush a folder
@@ -406,7 +406,7 @@ def publish(built: Path, final: Path) -> None:
     flush_file(final.parent)
 
 
-def unfinished(folder: Path, name: str) -> Path:
+def temporary_path(folder: Path, name: str) -> Path:
     """Return a unique path in ``folder`` for the unfinished file ``name``."""
     return folder / f"{name}.{secrets.token_hex(8)}.tmp"
 
@@ -414,9 +414,9 @@ def unfinished(folder: Path, name: str) -> Path:
 @contextmanager
 def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
     """Open a file in ``folder`` that is published as ``final`` at the end; an error leaves nothing behind."""
-    built = unfinished(folder, final.name)
+    built = temporary_path(folder, final.name)
     try:
-        with naming(built), built.open("xb") as file:
+        with name_in_os_errors(built), built.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -445,7 +445,7 @@ def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
     nothing behind. Raises OperationError if ``final`` is not a regular file, OSError.
     """
     check_replaceable(final)
-    built, flags = unfinished(final.parent, ""), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    built, flags = temporary_path(final.parent, ""), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(built, flags, mode), "wb") as file:
             file.write(data)
@@ -461,7 +461,7 @@ def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 def hash_file(path: Path) -> str:
     """Return ``sha256:<hex>`` of a file."""
-    with naming(path), path.open("rb", buffering=0) as file:
+    with name_in_os_errors(path), path.open("rb", buffering=0) as file:
         return hash_descriptor(file.fileno())
 
 
@@ -486,42 +486,42 @@ LOCAL_FUSE = tuple(f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bi
 """User-space file systems over this machine's disks; any other may be a network file system."""
 
 
-def existing_folder(path: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
     """Return the path if it is a folder, else its nearest parent that is one."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
 
 
 def filesystem_type(path: Path) -> str:
     """Return the kernel's name for the type of a path's file system."""
-    target = existing_folder(path).resolve()
-    depth, found = 0, ""
+    target = nearest_folder(path).resolve()
+    depth, name = 0, ""
     for escaped, kind in _MOUNT.findall(os.fsdecode(MOUNTS.read_bytes())):
         point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped))
         if target.is_relative_to(point) and len(point.parts) >= depth:  # a later mount hides an earlier one
-            depth, found = len(point.parts), kind
-    return found
+            depth, name = len(point.parts), kind
+    return name
 
 
-PASSING = (ShardprepError, OSError, MemoryError)
+PASSED_ON_ERRORS = (ShardprepError, OSError, MemoryError)
 """Errors raised unchanged. A MemoryError is the system's: readers check every size before they use it."""
 
 
 @contextmanager
-def foreign_file(
+def errors_as_damage(
     path: str | os.PathLike[str],
     advice: str,
     *,
     key: str | None = None,
     place: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Convert any Exception, except those in PASSING, to SourceDamaged with ``path`` and ``key``.
+    """Convert any Exception, except those in PASSED_ON_ERRORS, to SourceDamaged with ``path`` and ``key``.
 
     Its message has ``place()``, the text of a ValueError or the class of another exception, and ``advice``.
     Thread-safe; each context is for one use.
     """
     try:
         yield
-    except PASSING:
+    except PASSED_ON_ERRORS:
         raise
     except Exception as error:  # hostile bytes may cause any exception
         raise SourceDamaged(f"{place()}{reason_of(error)}; {advice}", path=path, key=key) from error
@@ -534,36 +534,36 @@ def reason_of(error: Exception) -> str:
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 """The system's errors for a disk without room, for everyone or for this user."""
 
 
 def no_space(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpace:
-    """Return the error for a file on a disk without room; ``number`` is one of FULL.
+    """Return the error for a file on a disk without room; ``number`` is one of FULL_ERRNOS.
 
     Call it before removing any file.
     """
-    return NoSpace(advice(path, number), path=path)
+    return NoSpace(full_disk_message(path, number), path=path)
 
 
 @contextmanager
-def naming_full_disk(path: Path) -> Iterator[None]:
-    """Convert an OSError in FULL to NoSpace for this path."""
+def errors_as_no_space(path: Path) -> Iterator[None]:
+    """Convert an OSError in FULL_ERRNOS to NoSpace for this path."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_ERRNOS:
             raise
         raise no_space(path, error.errno) from error
 
 
-def advice(path: str | os.PathLike[str] | None, number: int) -> str:
-    """Return a message that says whether the quota, space or inodes of a file's disk ran out; see FULL."""
+def full_disk_message(path: str | os.PathLike[str] | None, number: int) -> str:
+    """Return the message for one of FULL_ERRNOS: whether the quota, space or inodes ran out."""
     if number == errno.EDQUOT:
         return "the disk quota is used up; make room, or raise it, and try again"
     if path is not None:
         with suppress(OSError):
-            disk = os.statvfs(existing_folder(Path(os.fsdecode(path))))
+            disk = os.statvfs(nearest_folder(Path(os.fsdecode(path))))
             # f_files and f_favail are both 0 on file systems without a fixed number of inodes.
             if disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0:
                 return (
@@ -576,7 +576,7 @@ def advice(path: str | os.PathLike[str] | None, number: int) -> str:
 _PIECE = 1 << 20
 
 
-class GzipStream(Owned, AbstractContextManager["GzipStream"]):
+class GzipStream(Owner, AbstractContextManager["GzipStream"]):
     """An inflating reader like ArchiveFile, at rising offsets only. Raises SourceDamaged past ``limit``."""
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -605,7 +605,7 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
         return self._read(length) if self._at == offset else b""
 
     def _read(self, length: int) -> bytes:
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             try:
                 data = self._file.read(length)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -639,7 +639,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         raise UsageError(
             "looks like a misspelt URL: write SCHEME://PLACE/FOLDER with the credentials in the "
             "environment, or begin a path of this name with ./",
-            path=redacted(path),
+            path=redact(path),
         )
     try:
         return Path(path).expanduser()
@@ -660,18 +660,18 @@ def caches_folder() -> Path:
     return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep"
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text without the credentials, queries, fragments and parameters of its URLs.
 
-    >>> redacted("GET https://me:secret@host/train?sig=secret failed")
+    >>> redact("GET https://me:secret@host/train?sig=secret failed")
     'GET https://…@host/train?… failed'
-    >>> redacted("http:me:secret@host/train;token=secret")
+    >>> redact("http:me:secret@host/train;token=secret")
     '…@host/train;…'
     """
-    return _SECRETS.sub(lambda found: f"{found[0][0]}…" if found[0][0] in "?#;" else "…@", text)
+    return _SECRETS.sub(lambda match: f"{match[0][0]}…" if match[0][0] in "?#;" else "…@", text)
 
 
-MAX_BYTES = 1 << 14  # of a key file, which has about 300
+MAX_KEY_FILE_BYTES = 1 << 14  # of a key file, which has about 300
 
 
 @dataclass(frozen=True)
@@ -688,7 +688,7 @@ def fingerprint(public: bytes) -> str:
     return hashlib.sha256(public).hexdigest()[:16]
 
 
-def save_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwrite: bool) -> None:
+def save_key_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwrite: bool) -> None:
     """Write both files of a key pair. Raises UsageError if one exists, unless it may be overwritten."""
     check_flags(overwrite=overwrite)
     for file, _ in (secret, public):
@@ -699,7 +699,7 @@ def save_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwri
     save_bytes(*secret, mode=0o600)
 
 
-def read_key(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
+def read_key_file(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
     """Read a file, and return its status, too: it cannot be replaced between the two.
 
     Raises OperationError with the ``advice`` if it cannot be read, UsageError if it cannot be a key's.
@@ -712,7 +712,7 @@ def read_key(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
         status = os.fstat(descriptor.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UsageError("is not a regular file; name the key file itself", path=path)
-        data = os.read(descriptor.fileno(), MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"has more than {MAX_BYTES} bytes, so it is not a key file", path=path)
+        data = os.read(descriptor.fileno(), MAX_KEY_FILE_BYTES + 1)
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise UsageError(f"has more than {MAX_KEY_FILE_BYTES} bytes, so it is not a key file", path=path)
     return data, status

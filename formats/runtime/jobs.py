@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError, WorkerDied
-from shardprep.formats.runtime.files import Descriptor, Owned, naming
+from shardprep.formats.runtime.files import Descriptor, Owner, name_in_os_errors
 from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
 from shardprep.formats.runtime.progress import NoProgress, Progress, checked_int, tell_shards
 
@@ -89,7 +89,7 @@ class Job(ABC, Generic[Built]):
         return self
 
 
-class ProgressCounters(Owned):
+class ProgressCounters(Owner):
     """The parent's view of a run's counters."""
 
     def __init__(self, run: Path, units: Sequence[Unit]) -> None:
@@ -97,7 +97,7 @@ class ProgressCounters(Owned):
         self._path = run / COUNTERS_NAME
         slots = 1 + max((unit.number for unit in units), default=0)
         self._path.unlink(missing_ok=True)
-        with naming(self._path), self._path.open("xb") as file:
+        with name_in_os_errors(self._path), self._path.open("xb") as file:
             file.write(bytes(8 * slots))  # zeros, not a hole, so the disk cannot be full later
         self._record_bytes = np.zeros(slots)
         for unit in units:
@@ -124,7 +124,7 @@ def counted(run: Path, number: int, count: int) -> Generator[int]:
     """
     path = run / COUNTERS_NAME
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with naming(path), closing(Descriptor(os.open(path, flags))) as file:
+    with name_in_os_errors(path), closing(Descriptor(os.open(path, flags))) as file:
         for done in range(count + 1):
             os.pwrite(file.fileno(), done.to_bytes(8, "little"), 8 * number)
             if done < count:
@@ -161,7 +161,7 @@ def completed(
 
 
 @dataclass(frozen=True)
-class JobRunner(Owned):
+class JobRunner(Owner):
     """Runs jobs in local processes, or on an ``executor``, which is left open.
 
     ``workers`` is the number of processes. None is one per usable CPU. 0 builds in this process, and in one
@@ -372,7 +372,7 @@ HEAD_INTERVAL_S = 2.0
 HEAD_SILENT_S = 20.0
 
 
-class RayExecutor(Owned, Executor):
+class RayExecutor(Owner, Executor):
     """Runs each call as a task of the Ray cluster to which ``ray.init`` connected this process.
 
     ``options`` are passed to ``ray.remote``, for example ``num_cpus`` and ``resources``. A task whose worker

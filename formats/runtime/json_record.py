@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import naming_file, read_small_file, save_bytes, user_path
+from shardprep.formats.runtime.files import name_in_data_errors, read_small_file, save_bytes, user_path
 
 # Lists, objects and their elements. Each takes some 200 bytes of memory, but maybe only 2 in a file. A 64 MiB
 # list of shards or classes has fewer, because an entry has at least 100 bytes.
@@ -203,7 +203,7 @@ class JsonRecord:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file. Raises DataError if it holds no such record, UnknownVersion, OSError."""
         value = json_of(path, most=cls.MOST_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
-        with naming_file(user_path(path)):
+        with name_in_data_errors(user_path(path)):
             return cls.from_json(value)
 
 

@@ -10,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.files import Owner
 
 POLL_INTERVAL_S = 0.1
 
 T = TypeVar("T")
 
 
-class LoopThread(Owned, AbstractContextManager["LoopThread"]):
+class LoopThread(Owner, AbstractContextManager["LoopThread"]):
     """A context with an asyncio event loop in its own thread, and up to ``threads`` for blocking calls.
 
     An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine it waits for. Leaving

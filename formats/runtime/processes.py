@@ -32,7 +32,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shardprep.formats.errors import OperationError, ShardDamaged, UsageError, WorkerDied
 from shardprep.formats.runtime import open_streams
-from shardprep.formats.runtime.files import Descriptor, Owned
+from shardprep.formats.runtime.files import Descriptor, Owner
 
 SPAWN = multiprocessing.get_context("spawn")
 MOST_WORKERS = 4096  # processes or threads of one call
@@ -166,7 +166,7 @@ _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 18
 
 
-class Channel(Owned):
+class Channel(Owner):
     """One end of a socket pair, which exchanges whole messages with a process that has the other end.
 
     If the sender is killed or stopped in the middle of a message, no part of the message is received, and no
@@ -265,7 +265,7 @@ def _forget_started() -> None:
 os.register_at_fork(after_in_child=_forget_started)
 
 
-class SpawnedProcess(Owned):
+class SpawnedProcess(Owner):
     """A process that calls ``target(channel, **given)``, and this process's end of the channel.
 
     The process ends when this one does. It does not import the main module, which would run a user's script
@@ -325,7 +325,7 @@ class SpawnedProcess(Owned):
         return bool(poller.poll(None if seconds == math.inf else math.ceil(seconds * 1000)))
 
     def kill(self) -> None:
-        if self.made_here:
+        if self.was_made_here:
             with suppress(ValueError):  # the process object is closed
                 if not self.has_exited():  # the number may belong to another process by now
                     self._process.kill()
@@ -336,7 +336,7 @@ class SpawnedProcess(Owned):
         Returns None if the program itself reaped the process, or in a forked copy. After this call the
         process no longer writes to shared memory, and the channel is closed. Idempotent.
         """
-        if self.made_here and not self._has_ended:
+        if self.was_made_here and not self._has_ended:
             if not self._poll(select.poll(), timeout_s):
                 self._process.kill()
                 self._poll(select.poll(), math.inf)
@@ -448,7 +448,7 @@ class ChildLost(OperationError):
     """The process of a call was killed, exited or timed out, which says nothing about the data."""
 
 
-class Child(Owned, AbstractContextManager["Child"]):
+class Child(Owner, AbstractContextManager["Child"]):
     """A spawned process that makes picklable calls, one at a time.
 
     Not thread-safe, except for :meth:`kill`. Its exit is noticed even if a process it forked still runs. It
@@ -587,7 +587,7 @@ def usable_cpus() -> int:
     return cpus
 
 
-class WorkerPool(Owned, Executor):
+class WorkerPool(Owner, Executor):
     """A process pool whose processes may die at any time.
 
     The death of a process is an error (ChildDied, ChildLost) of its own call only, and the process is
@@ -652,7 +652,7 @@ class WorkerPool(Owned, Executor):
                 child.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if not self.made_here:  # a forked copy has no threads, and one may have held the lock
+        if not self.was_made_here:  # a forked copy has no threads, and one may have held the lock
             return
         self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         with self._lock:
@@ -661,7 +661,7 @@ class WorkerPool(Owned, Executor):
             child.__exit__()
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is not None and self.made_here:
+        if kind is not None and self.was_made_here:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self.kill()
         self.shutdown(wait=True, cancel_futures=True)

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import FULL, LockDescriptor, Owned, flush_file, no_space, publish_bytes
+from shardprep.formats.runtime.files import (
+    FULL_ERRNOS,
+    LockDescriptor,
+    Owner,
+    flush_file,
+    no_space,
+    publish_bytes,
+)
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.progress import count_of
 
@@ -84,7 +91,7 @@ def _is_locked(path: Path, *, shared: bool = False) -> bool:
         return not lock.lock(shared=shared, wait=False)
 
 
-class WorkFolder(Owned):
+class WorkFolder(Owner):
     """A context that locks an output folder. Not reusable, neither copyable nor picklable.
 
     One process holds the lock exclusively, or several hold it ``shared``; those build shards, but finish
@@ -159,10 +166,10 @@ class WorkFolder(Owned):
             yield
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not self._locks or not self.made_here:
+        if not self._locks or not self.was_made_here:
             return
         full: NoSpace | None = None
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
             full = no_space(error.filename or self.output, error.errno)  # before files are removed
         try:
             for alive in self._locks[1:]:  # on NFS and FUSE, a folder with an open file cannot be removed

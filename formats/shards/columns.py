@@ -30,7 +30,7 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import BadValue, Field, Schema
-from shardprep.formats.runtime.files import Owned, cached_property, flush_file
+from shardprep.formats.runtime.files import Owner, cached_property, flush_file
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
 from shardprep.formats.shards.read import (
     DAMAGE,
@@ -267,7 +267,7 @@ Result = TypeVar("Result")
 File = TypeVar("File", Shard, ColumnTable)
 
 
-class OpenRecords(Owned):
+class OpenRecords(Owner):
     """Reads records and column values by numbers that count over all ``parts``, which have equal columns.
 
     Files are made available by ``files`` and opened on first use. At most MAX_OPEN shards (including those of

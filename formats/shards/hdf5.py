@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.runtime.files import Owned, naming
+from shardprep.formats.runtime.files import Owner, name_in_os_errors
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     Addresses,
@@ -73,7 +73,7 @@ class _FileObject(io.RawIOBase):
         return self._position
 
 
-class _ShardStream(Owned, _FileObject):
+class _ShardStream(Owner, _FileObject):
     """A shard that libhdf5 reads. ``error`` keeps the system's error, which libhdf5 replaces."""
 
     def __init__(self, file: ShardFile) -> None:
@@ -180,13 +180,13 @@ class Hdf5ShardWriter(ShardWriter):
         self._rows: list[tuple[bytes, int, int]] = []
 
     def append(self, stored: StoredRecord) -> None:
-        with naming(self._path):
+        with name_in_os_errors(self._path):
             self._file.write(stored.image)
         self._offsets.append(self._offsets[-1] + len(stored.image))
         self._rows.append((stored.key, stored.label, stored.crc32c))
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        with naming(self._path), self._file:
+        with name_in_os_errors(self._path), self._file:
             if kind is not None:
                 return
             keys, labels, crcs = zip(*self._rows, strict=True) if self._rows else ((), (), ())

@@ -36,17 +36,17 @@ from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     Closable,
     Descriptor,
-    Owned,
+    Owner,
     cached_property,
     caches_folder,
     hash_descriptor,
     hash_file,
-    naming,
+    name_in_os_errors,
     open_regular,
     publish_bytes,
     read_at,
     read_into,
-    unfinished,
+    temporary_path,
 )
 from shardprep.formats.runtime.jobs import Unit
 
@@ -86,18 +86,18 @@ class FileEntry:
 @contextmanager
 def published_file(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
     """Open a file for reading. Raises ManifestDamaged if it is not a regular file; OSError with its name."""
-    with naming(path), closing(Descriptor(open_regular(path, flags, ManifestDamaged))) as file:
+    with name_in_os_errors(path), closing(Descriptor(open_regular(path, flags, ManifestDamaged))) as file:
         yield file.fileno()
 
 
-class ShardFile(Owned):
+class ShardFile(Owner):
     """A file read by position, of ``size`` bytes when opened. Thread-safe. Raises OSError, also if closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = Descriptor(os.open(path, OPEN_FLAGS))
         self._number = self._descriptor.fileno()  # -1 once the file is closed
-        with naming(path):
+        with name_in_os_errors(path):
             self.size = os.fstat(self._number).st_size
 
     @property
@@ -200,7 +200,7 @@ Address = tuple[bytes, int, int, int, int]
 """A record without its image: key, label, CRC-32C, and the image's offset and length in the file."""
 
 
-class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
+class ShardWriter(Owner, AbstractContextManager["ShardWriter"]):
     """Writes one shard, record by record. Equal records give equal bytes.
 
     Leaving the context finishes the file without flushing it to the disk; after an error, it only closes the
@@ -315,7 +315,7 @@ def link_archive(link: Path, archive: Path, folder: Path) -> None:
     """Make ``link`` a link to the archive, atomically, by a rename from ``folder``; a file there stays."""
     if is_linked(link, archive):
         return
-    made = unfinished(folder, link.name)
+    made = temporary_path(folder, link.name)
     made.symlink_to(archive.resolve())
     made.replace(link)
 
@@ -390,7 +390,7 @@ class TarTableWriter(ShardWriter):
         self._count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        with naming(self._path), self._file:
+        with name_in_os_errors(self._path), self._file:
             if kind is None:
                 write_table(self._file, self._rows[: self._count])
 
@@ -413,7 +413,7 @@ def places_in(path: Path, archive: ShardFile) -> Addresses:
 Image = TypeVar("Image", bytes, Memory)
 
 
-class Shard(Owned, Closable):
+class Shard(Owner, Closable):
     """The open file of a shard, read by addresses. Thread-safe except for :meth:`close`.
 
     ``entry`` is the shard's entry in the manifest; without it, the container's addresses are read at once.

@@ -19,7 +19,7 @@ from shardprep.formats.errors import BadImage, LabelConflict, SourceDamaged, Usa
 from shardprep.formats.images.header import jpeg_size
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema, no_constant
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
@@ -232,7 +232,7 @@ class CocoInstances:
         self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice) if is_whole else Counter()
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
-        return foreign_file(
+        return errors_as_damage(
             self._path, "correct it, or copy it again", place=lambda: f"before byte {text.offset}: "
         )
 
@@ -324,7 +324,7 @@ class CocoReader(ImagesAndFile):
         file, offset = self.opened[1], int(entry["offset"])
         first, last = np.searchsorted(self.image_of, [offset, offset + 1])
         sides = (int(entry["width"]), int(entry["height"]))
-        with foreign_file(self.path, "start again", place=lambda: f"the image at byte {offset}: "):
+        with errors_as_damage(self.path, "start again", place=lambda: f"the image at byte {offset}: "):
             places = sorted(self.annotations[first:last].tolist())
             found = [_DECODER.decode(file.read_at(size, at).decode()) for at, size in places]
             labels = [self.categories.index(one["category_id"]) for one in found]

@@ -24,7 +24,7 @@ import numpy as np
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, MAX_WORDS, UNLABELLED, LabelSpace
-from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file, read_small_file
+from shardprep.formats.runtime.files import ArchiveFile, GzipStream, errors_as_damage, read_small_file
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.listing import GrowingTable, official_key, text_lines
 from shardprep.formats.sources.source import BOX_ROW
@@ -142,7 +142,7 @@ class Devkit:
 
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gzipped or not, or its folder. Raises SourceDamaged, OSError."""
-    with foreign_file(path, f"download {FORMS[0]} again"):
+    with errors_as_damage(path, f"download {FORMS[0]} again"):
         files = _files_in(path)
         for name in (META, GROUND_TRUTH):
             if name not in files:
@@ -242,7 +242,7 @@ def check_first_label(space: LabelSpace, images: int, first: int | None, said_by
 def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
     """Read labels by image from ``LOC_val_solution.csv`` or Caffe's ``val.txt``. Raises DataError."""
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
-    with foreign_file(path, _ADVICE):
+    with errors_as_damage(path, _ADVICE):
         lines = text_lines(path)
         if not is_caffe:
             lines = [",".join(cells) for cells in csv.reader(lines)]
@@ -281,7 +281,7 @@ class AnnotationFiles:
         """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
         mapped: dict[str, str] = {}
         if path := self.path("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
-            with foreign_file(path, _ADVICE):
+            with errors_as_damage(path, _ADVICE):
                 pairs = [line.partition(" ") for line in text_lines(path) if line]
                 mapped = {wnid: words.strip() for wnid, _, words in pairs}
                 lengths = map(len, mapped.values())
@@ -410,7 +410,7 @@ def read_boxes(path: Path, labels: LabelSpace) -> Rows:
     """
     table, annotated = GrowingTable(BOX_ROW), set[str]()
     for place, stem, data in _xmls(path):
-        with foreign_file(place, "copy it again, or remove it"):
+        with errors_as_damage(place, "copy it again, or remove it"):
             key = official_key(stem)
             if key is None or len(key) > MAX_KEY_BYTES:
                 raise ValueError("it is not named after an image of ILSVRC12")

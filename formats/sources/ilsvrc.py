@@ -297,7 +297,7 @@ class PackedImages:
     def _entries(self, archive: OpenArchive, source: Ilsvrc, problems: Problems) -> Entries:
         table, label_of = EntryTable(archive.path, problems), source.labels.label_of
         if self.split == "train":
-            for wnid, images in archive.mapped(partial(_images_of, archive), _members(archive, "train")):
+            for wnid, images in archive.map(partial(_images_of, archive), _members(archive, "train")):
                 if wnid not in label_of:
                     raise LabelConflict(
                         f"the class {wnid} is not in the devkit; use the devkit of these images",

@@ -22,7 +22,7 @@ from shardprep.formats.records.record import (
     LabelSpace,
     official_words,
 )
-from shardprep.formats.runtime.files import foreign_file, publishing, read_small_file
+from shardprep.formats.runtime.files import errors_as_damage, publishing, read_small_file
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
@@ -263,7 +263,7 @@ class StoredEntries:
         """Return the entries; None if they are not stored. Raises SourceDamaged, OSError."""
         if not self._path.exists():
             return None
-        with foreign_file(self._path, "remove this file"):
+        with errors_as_damage(self._path, "remove this file"):
             entries: Entries = np.load(self._path, allow_pickle=False)
         return entries
 

@@ -20,7 +20,7 @@ import numpy as np
 from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import BadValue, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage, user_path
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import Classes, EntryTable, add_unlisted, record_key
@@ -230,7 +230,7 @@ class ListedImages:
         return table
 
     def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
-        return foreign_file(path, "correct the table", place=lambda: f"line {line()}: ")
+        return errors_as_damage(path, "correct the table", place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""

@@ -20,7 +20,7 @@ import numpy as np
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import ArrayCodec, BadValue, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, Owned, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, Owner, errors_as_damage
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.sources.listing import Classes, official_key
 from shardprep.formats.sources.record_files import (
@@ -71,7 +71,7 @@ def arrow(path: Path | None = None) -> Any:
 @contextmanager
 def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
     """Raise SourceDamaged for pyarrow's errors about a file, including an OSError without errno."""
-    with foreign_file(place, ADVICE, key=key):
+    with errors_as_damage(place, ADVICE, key=key):
         try:
             yield
         except OSError as error:
@@ -96,7 +96,7 @@ def opened(archive: ArchiveFile) -> Any:
         )
 
 
-class RowGroups(Owned):
+class RowGroups(Owner):
     """The row groups of an open file; ``starts`` are their first row numbers, and last the number of rows.
 
     ``encoded_bytes`` are the decompressed sizes of the groups by the metadata.
@@ -395,7 +395,7 @@ class RowContents(RecordContents):
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
-            with self.problems.collected("row"), foreign_file(place, "write the file again"):
+            with self.problems.collected("row"), errors_as_damage(place, "write the file again"):
                 if not has_bytes and image:
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]

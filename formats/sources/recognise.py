@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import LabelSpace, permutation
-from shardprep.formats.runtime.files import naming
+from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.shards.dataset import Dataset, is_collection, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import (
@@ -313,5 +313,5 @@ def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source 
 def _first_block(path: Path) -> bytes:
     if not path.is_file():
         return b""
-    with naming(path), path.open("rb") as file:
+    with name_in_os_errors(path), path.open("rb") as file:
         return file.read(BLOCK)

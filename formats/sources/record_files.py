@@ -20,7 +20,7 @@ from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.images.header import is_image_file
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, UNLABELLED
 from shardprep.formats.records.schema import RESERVED, BadValue, Field, Schema
-from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.progress import Progress, count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
@@ -173,7 +173,7 @@ class FilesReader(OpeningReader[OpenFiles]):
         record, values, name = self.record(entry), [], ""
         place, key = self.where(entry), entry["key"].decode()
         try:
-            with foreign_file(place, ADVICE, key=key, place=lambda: f"the column {name}: "):
+            with errors_as_damage(place, ADVICE, key=key, place=lambda: f"the column {name}: "):
                 for column in self.schema:
                     name = column.name
                     values.append(column.codec.encode(self.value(column, record, entry)))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import official_words
-from shardprep.formats.runtime.files import naming, user_path
+from shardprep.formats.runtime.files import name_in_os_errors, user_path
 from shardprep.formats.runtime.progress import NoProgress, Progress, checked_int
 
 PHOTOGRAPHS = 25
@@ -224,7 +224,7 @@ def completed(path: Path) -> Iterator[IO[bytes]]:
     """Open a file to write that is renamed when complete, or removed; a kill leaves ``<name>.partial``."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with naming(partial), partial.open("wb") as file:
+        with name_in_os_errors(partial), partial.open("wb") as file:
             yield file
         partial.replace(path)
     finally:

@@ -29,7 +29,7 @@ from shardprep.formats.records.schema import (
     Field,
     no_constant,
 )
-from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.source import OpeningReader
@@ -63,7 +63,7 @@ def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes],
     data = file.read_at(length, offset)
     if len(data) < length:
         raise SourceDamaged("ends within its last row; start again", path=file.path)
-    with foreign_file(file.path, "start again", place=lambda: f"the row at byte {offset}: "):
+    with errors_as_damage(file.path, "start again", place=lambda: f"the row at byte {offset}: "):
         return parse(data)
 
 

@@ -23,7 +23,7 @@ from zlib import adler32
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import ArchiveFile, Identity, Owned, ReadAt, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, Identity, Owner, ReadAt, errors_as_damage
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
@@ -163,7 +163,7 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
         member = "" if last is None else f", member {last.decode(errors='backslashreplace')!r}"
         return f"at byte {at}{member}: "
 
-    with foreign_file(archive, "copy or download the archive again", place=place):
+    with errors_as_damage(archive, "copy or download the archive again", place=place):
         while (block := read_at(BLOCK, at) if at + BLOCK <= end else b"") != _ZEROS:
             if len(block) < BLOCK:
                 raise ValueError("the archive is truncated: its end mark is missing")
@@ -281,7 +281,7 @@ def headers_ahead(archive: RemoteArchive) -> ReadAt:
     count = max(1, min(HEADERS_AT_ONCE, archive.end // SEGMENT_BYTES))
     starts = [archive.end * number // count // BLOCK * BLOCK for number in range(count)]
     known: dict[int, bytes] = {}
-    for blocks in archive.mapped(lambda segment: _chain(archive, *segment), pairwise([*starts, archive.end])):
+    for blocks in archive.map(lambda segment: _chain(archive, *segment), pairwise([*starts, archive.end])):
         known.update(blocks)
 
     def read_at(length: int, offset: int) -> bytes:
@@ -350,7 +350,7 @@ async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, Stored
     return {name: found for name, found in zip(names, every, strict=True) if found is not None}
 
 
-class CopiedFiles(Owned):
+class CopiedFiles(Owner):
     """A temporary folder with copies of files, which is removed when nothing refers to this object.
 
     Raises SourceDamaged for a file that has changed, RemoteFailed, OSError.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import ItemForm
 from shardprep.formats.records.schema import FIRST_ITEMS, BadValue, Field, Schema, found_schema
-from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
+from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage, name_in_os_errors
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes
 from shardprep.formats.sources.pickled import (
@@ -61,10 +61,10 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
     file = path / "data.mdb" if path.is_dir() else path
     if not file.is_file():
         return None
-    with naming(file), file.open("rb") as begun:
+    with name_in_os_errors(file), file.open("rb") as begun:
         if begun.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
             return None
-    with naming_source(file), foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
+    with naming_source(file), errors_as_damage(file, _ADVICE), ArchiveFile(file) as archive:
         archive.expect_random_reads()
         key, value = next(lmdb_records(archive), (b"", ByteWindow.of(b"")))
         if not key:
@@ -73,7 +73,7 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
             raise UsageError(
                 f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {key[:32]!r}"
             )
-        with foreign_file(file, _ADVICE, key=key.decode()):
+        with errors_as_damage(file, _ADVICE, key=key.decode()):
             layout = None if key == KEYS else layout_of(value, options)
     return TensorpackLmdb(SplitFiles(file.parent, {split: (file.name,)}), options, layout)
 
@@ -107,9 +107,9 @@ class LmdbContents(RecordContents):
 
     def read(self, file: ArchiveFile) -> None:
         self.path, self.identity = file.path, file.identity
-        with foreign_file(file.path, _ADVICE):
+        with errors_as_damage(file.path, _ADVICE):
             for key, value in lmdb_records(file):
-                with foreign_file(file.path, _ADVICE, key=key.decode(errors="backslashreplace")):
+                with errors_as_damage(file.path, _ADVICE, key=key.decode(errors="backslashreplace")):
                     self._add(key, value)
 
     def _add(self, key: bytes, value: ByteWindow) -> None:
@@ -334,7 +334,7 @@ class ItemReader(FilesReader):
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Mapping[str, Any]:
         start = int(entry["offset"])
-        with foreign_file(self.where(entry), _ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.where(entry), _ADVICE, key=entry["key"].decode()):
             parts: Mapping[str, Any] = self.layout.parts(
                 read_item(ByteWindow(file.read_at, start, start + int(entry["length"])))
             )
@@ -369,6 +369,6 @@ class TextReader(TarReader):
     """Reader of images whose bytes are each stored as a character of UTF-8; lengths are the images'."""
 
     def read(self, entry: np.void) -> bytes:
-        length = int(entry["length"])
-        with foreign_file(self.where(entry), "copy it again", place=lambda: "is not bytes stored as text: "):
+        length, file = int(entry["length"]), self.where(entry)
+        with errors_as_damage(file, "copy it again", place=lambda: "is not bytes stored as text: "):
             return from_latin1(self.opened.read_at(2 * length, int(entry["offset"])), length)

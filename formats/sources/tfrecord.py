@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import MAX_COLUMNS, MAX_VALUE_BYTES, Field, Schema, TextCodec
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.listing import Classes, GrowingTable, text_lines
@@ -212,7 +212,7 @@ def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
     """Yield the offset and the unread data of each frame. Raises SourceDamaged for a wrong length."""
     at = 0
     while at < file.end:
-        with foreign_file(f"{file.path}, byte {at}", ADVICE):
+        with errors_as_damage(f"{file.path}, byte {at}", ADVICE):
             head = file.read_at(HEAD.size, at)
             length, crc = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
             if len(head) == HEAD.size and crc != masked_crc(head[:8]):
@@ -367,13 +367,13 @@ class ExampleReader(FilesReader):
         if not self.layout.image:
             return b""
         example: Example = self.record(entry)
-        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.where(entry), ADVICE, key=entry["key"].decode()):
             return _only(example[0].get(self.layout.image, NONE).byte_values())
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
         length = int(entry["length"])
         data = file.read_at(length + TAIL.size, int(entry["offset"]) + HEAD.size)
-        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.where(entry), ADVICE, key=entry["key"].decode()):
             if data[length:] != TAIL.pack(masked_crc(data[:length])):
                 raise ValueError("the checksum of a record's data is wrong")
             found = features(ByteWindow.of(data[:length]))
@@ -398,7 +398,7 @@ class ExampleContents(RecordContents):
     def read(self, file: ArchiveFile) -> None:
         for start, data in frames(file):
             place = f"{file.path}, byte {start}"
-            with self.problems.collected("record"), foreign_file(place, "write the file again"):
+            with self.problems.collected("record"), errors_as_damage(place, "write the file again"):
                 found = features(data)
                 boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
                 single = self._single_features(found)
@@ -492,7 +492,7 @@ class TfRecord(RecordSource):
         contents = super().contents(split, classes)
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
-            with contents.problems.collected(), foreign_file(path, "correct the list"):
+            with contents.problems.collected(), errors_as_damage(path, "correct the list"):
                 for label, name in enumerate(text_lines(path)):
                     contents.classes.of_number(label, name)
         return contents

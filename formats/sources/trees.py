@@ -17,7 +17,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, naming, read_at
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, name_in_os_errors, read_at
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
@@ -157,7 +157,7 @@ class FolderWalk:
         if is_image(file):
             return False
         path = self.top / place / file.path
-        with naming(path), path.open("rb") as opened:
+        with name_in_os_errors(path), path.open("rb") as opened:
             is_other = not begins_as_image(opened.read(_HEAD_BYTES))
         if is_other:
             self.ignored[NON_IMAGES] += 1
@@ -169,7 +169,7 @@ class FolderWalk:
         if not self.follow_symlinks:
             refuse_links(self.top.parent, here)
         found: list[FoundFile | str] = []
-        with naming(here), os.scandir(here) as scan:
+        with name_in_os_errors(here), os.scandir(here) as scan:
             for entry in sorted(scan, key=lambda entry: entry.name):
                 if entry.name in IGNORED_NAMES or entry.name.startswith("."):
                     self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.sources.listing import Classes
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
@@ -211,7 +211,7 @@ class ShardContents(RecordContents):
         for sample in samples(file):
             place = f"{file.path}, byte {sample.start}"
             with self.problems.collected("label"):
-                with foreign_file(place, "correct the shard", key=sample.stem):
+                with errors_as_damage(place, "correct the shard", key=sample.stem):
                     label = self._label(sample, file)
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)
                 image = self.layout.image_of(sample)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.files import Owner
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.storage.store import (
     PATIENT,
@@ -45,7 +45,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
+class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
     """A file open for reading by ranges, like :class:`.ArchiveFile`. Thread-safe.
 
     Entering and leaving raise SourceDamaged if the file is not the one that was listed. A response from
@@ -103,7 +103,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         for length, offset in reads:
             yield self.read_at(length, offset)
 
-    def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yield the results of the calls, in order; they run in threads, since each waits for the network."""
         with ThreadPoolExecutor(HEADERS_AT_ONCE, "shardprep-headers") as pool:
             try:

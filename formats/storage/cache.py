@@ -31,9 +31,9 @@ from shardprep.formats.errors import (
 from shardprep.formats.runtime.files import (
     Closable,
     LockDescriptor,
-    Owned,
+    Owner,
+    errors_as_no_space,
     hash_descriptor,
-    naming_full_disk,
     no_space,
     user_path,
 )
@@ -64,7 +64,7 @@ LetGo = Callable[[], bool]
 """Releases something that takes up room; returns False if nothing was left to release."""
 
 
-class FileHold(Owned, AbstractContextManager["FileHold"]):
+class FileHold(Owner, AbstractContextManager["FileHold"]):
     """Cached files that are not evicted until :meth:`release`, or the end of this process."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class CacheCounts:
     replaced: int = 0
 
 
-class FileCache(Owned, Closable):
+class FileCache(Owner, Closable):
     """The files of the dataset at ``place``, each downloaded once for all processes of this machine.
 
     ``folder`` is a new folder or an existing cache on a local disk. Its files, of all datasets, take at most
@@ -154,7 +154,7 @@ class FileCache(Owned, Closable):
         self._is_closed = False
         self._kept: list[FileHold] = []
         self._files = self._bytes = self._received_bytes = self._hits = 0
-        with naming_full_disk(self.folder.path):
+        with errors_as_no_space(self.folder.path):
             self.folder.make()
             with self.folder.turn():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -262,7 +262,7 @@ class FileCache(Owned, Closable):
 
     def close(self) -> None:
         """Release all files and stop the threads. Idempotent; not reusable afterwards."""
-        if not self.made_here or self._is_closed:
+        if not self.was_made_here or self._is_closed:
             return
         with self._lock:
             self._is_closed = True
@@ -303,7 +303,7 @@ class FileCache(Owned, Closable):
     def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
         """Hold the files, or none of them if there is no room for all missing ones."""
         hits = len(wanted)
-        with naming_full_disk(self.folder.path), ExitStack() as failed:
+        with errors_as_no_space(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
             while missing := self._missing(held, wanted):
                 found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
@@ -334,7 +334,7 @@ class FileCache(Owned, Closable):
         self, work: Callable[[RemoteFolder], Coroutine[Any, Any, None]]
     ) -> tuple[LoopThread, Future[None]]:
         """Begin to read from the place. Raises UsageError for a closed cache, and in a forked process."""
-        if not self.made_here:
+        if not self.was_made_here:
             raise UsageError(
                 "cannot download in a process that was forked from the one that opened it; start it with "
                 "multiprocessing's 'spawn'",
@@ -430,7 +430,7 @@ class FileSource:
 MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
 
 
-class HeldFiles(LocalFiles, Owned, Closable):
+class HeldFiles(LocalFiles, Owner, Closable):
     """Holds the last files that were opened, at most ``most``, or fewer if there is no room.
 
     The cache is ``shared``, or opened when it is needed, and closed at the end. If ``most`` is 0, another

@@ -31,17 +31,17 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged, OperationError, UsageError
 from shardprep.formats.runtime.files import (
-    FULL,
+    FULL_ERRNOS,
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
     Descriptor,
     LockDescriptor,
-    Owned,
+    Owner,
     filesystem_type,
-    naming,
+    name_in_os_errors,
     publish_bytes,
     read_at,
-    unfinished,
+    temporary_path,
     write_at,
 )
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
@@ -216,7 +216,7 @@ class CacheFolder:
                 raise OperationError("is a link where a folder belongs; remove it", path=folder)
             folder.mkdir(exist_ok=True)
             for entry in manifest.files:
-                link = unfinished(folder, entry.name)
+                link = temporary_path(folder, entry.name)
                 link.symlink_to(os.path.relpath(self.path_of(entry), folder))  # a cache can be moved
                 link.replace(folder / entry.name)
             publish_bytes(folder / MANIFEST_NAME, manifest.to_bytes(), folder)
@@ -320,7 +320,7 @@ class CacheFolder:
                 for file in found.own:
                     file.reserve()
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in FULL_ERRNOS:
                     raise
                 evicted(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
                 return NoRoom(0, limit, error.errno, state)
@@ -343,7 +343,7 @@ class Arrivals(NamedTuple):
 class NoRoom(NamedTuple):
     """The cache has no room now: the ``least`` sufficient limit, and the ``state`` of the cache.
 
-    ``full`` is the system's error, one of FULL, if other files fill the disk or the quota. ``state``
+    ``full`` is the system's error, one of FULL_ERRNOS, if other files fill the disk or the quota. ``state``
     changes as soon as any reader makes progress.
     """
 
@@ -439,7 +439,7 @@ class LivingReader(NamedTuple):
     uses: Uses
 
 
-class ReaderFile(Owned):
+class ReaderFile(Owner):
     """The file of this reader. The caller holds the cache's lock to make or change it."""
 
     def __init__(self, folder: Path, name: str, limit: int) -> None:
@@ -511,7 +511,7 @@ class ArrivingFile(HashedFile):
 
     def reserve(self) -> None:
         """Allocate the file's size. Raises OSError."""
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             if self.entry.size:
                 os.posix_fallocate(self.lock.fileno(), 0, self.entry.size)
             os.ftruncate(self.lock.fileno(), self.entry.size)
@@ -524,7 +524,7 @@ class ArrivingFile(HashedFile):
 
     def finish(self) -> None:
         """Publish the complete file, and share its lock with readers."""
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             os.fsync(self.lock.fileno())  # before the cache's lock: it can take long
         final = self._folder.path_of(self.entry)
         final.parent.mkdir(exist_ok=True)

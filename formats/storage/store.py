@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import FULL, Owned, flush_file, no_space, redacted, user_path
+from shardprep.formats.runtime.files import FULL_ERRNOS, Owner, flush_file, no_space, redact, user_path
 from shardprep.formats.runtime.progress import checked_int, checked_seconds
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class Location:
             raise UsageError(
                 f"is not a URL with one of {', '.join(SCHEMES)}; a folder on this machine is file:// and its full "
                 "path",
-                path=redacted(url) or "''",
+                path=redact(url) or "''",
             )
-        if redacted(url) != url or _host_of(url) is None:  # do not show the rest: it may be a password
+        if redact(url) != url or _host_of(url) is None:  # do not show the rest: it may be a password
             raise UsageError(
                 "has a user, a query, a fragment, parameters or an impossible port; give the URL without them, and "
                 "credentials in the environment",
@@ -254,7 +254,7 @@ def _failure(
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
-    for number in FULL:
+    for number in FULL_ERRNOS:
         if place.folder and f"(os error {number})" in said:
             return no_space(place.folder / (name or ""), number)
     if place.folder and _NO_LINKS.search(said):
@@ -280,7 +280,7 @@ def cause_of(text: str) -> str:
     if status := _answer(text):
         return status.removeprefix(": ")
     found = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
-    return found or redacted(text.partition("\n")[0].rpartition(" - ")[2])
+    return found or redact(text.partition("\n")[0].rpartition(" - ")[2])
 
 
 def _answer(text: str) -> str:
@@ -347,7 +347,7 @@ class RetryPolicy:
 PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
 
 
-class RemoteFolder(Owned):
+class RemoteFolder(Owner):
     """A folder in any kind of store, read and, if ``writable``, written.
 
     Credentials are found as the store's own tools find them: in environment variables, files that these
@@ -626,5 +626,5 @@ def _endpoint() -> str:
         return ""
     url = os.environ[name]
     if not url.startswith(("http://", "https://")) or not _host_of(url):
-        raise UsageError(f"{name} is {redacted(url)!r}, not a URL such as https://host:9000; set or unset it")
+        raise UsageError(f"{name} is {redact(url)!r}, not a URL such as https://host:9000; set or unset it")
     return url

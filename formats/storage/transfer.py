@@ -15,8 +15,8 @@ from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     LockDescriptor,
-    Owned,
-    naming,
+    Owner,
+    name_in_os_errors,
     publish,
     read_at,
     write_at,
@@ -66,7 +66,7 @@ class HashedBytes:
         self.size, self._digest = 0, hashlib.sha256()
 
 
-class HashedFile(HashedBytes, Owned):
+class HashedFile(HashedBytes, Owner):
     """A file that is hashed slice by slice, ``size`` bytes so far.
 
     With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
@@ -82,24 +82,24 @@ class HashedFile(HashedBytes, Owned):
 
     def hash_next(self) -> int:
         """Hash the next slice of the file; return its size, 0 at the end."""
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             data = read_at(self.lock.fileno(), SLICE_BYTES, self.size)
         super().append(data)
         return len(data)
 
     def append(self, data: bytes) -> None:
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             write_at(self.lock.fileno(), data, self.size)
         super().append(data)
 
     def clear(self) -> None:
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             os.ftruncate(self.lock.fileno(), self.room)
         super().clear()
 
     def publish(self, final: Path) -> None:
         """Flush the file and rename it to ``final``, replacing an existing file."""
-        with naming(self.path):
+        with name_in_os_errors(self.path):
             os.fsync(self.lock.fileno())
         publish(self.path, final)
 

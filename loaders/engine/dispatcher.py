@@ -98,7 +98,7 @@ class Bell(Descriptor):
 
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
-        if self.made_here:  # a daemon may have closed all descriptors and reused this one
+        if self.was_made_here:  # a daemon may have closed all descriptors and reused this one
             with suppress(OSError, ValueError):  # it was finalized in the same garbage collection
                 os.eventfd_write(self.fileno(), 1)
 

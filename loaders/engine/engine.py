@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
-from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.formats.runtime.progress import checked_int, checked_seconds
 from shardprep.loaders.batches.pickling import Memory
@@ -244,7 +244,7 @@ class BatchPlans:
         return False
 
 
-class Engine(Owned, Closable):
+class Engine(Owner, Closable):
     """Runs workers that fill batches of ``work`` in shared slots of the form ``layout``.
 
     No process, file or memory outlives a close, dropping the engine, or the end of this process, even if it
@@ -516,7 +516,7 @@ class Engine(Owned, Closable):
 
     def close(self) -> None:
         """End the workers, killing them after a second. Batches stay valid. Idempotent."""
-        if self.made_here:
+        if self.was_made_here:
             self._closed = True
             if self._dispatcher:
                 self._dispatcher.close()

@@ -21,7 +21,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED, is_whole
-from shardprep.formats.runtime.files import Owned, cached_property
+from shardprep.formats.runtime.files import Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import Function, InPlace, Length, Node, PassContext, Step, numbered
@@ -279,7 +279,7 @@ def run_all(tasks: Ended) -> None:
     tasks.put(None)  # for the next thread
 
 
-class Threads(Owned):
+class Threads(Owner):
     """``count`` threads of a pass that ``serve`` its ``tasks``, by default with :func:`run_all`.
 
     ``close`` drops pending tasks, and waits at most PASS_END_TIMEOUT_S for the threads: garbage collection

@@ -22,7 +22,7 @@ from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import SPACES, ItemForm
-from shardprep.formats.runtime.files import Closable, CollectedEnd, Owned, cached_property, user_path
+from shardprep.formats.runtime.files import Closable, Finalizer, Owner, cached_property, user_path
 from shardprep.formats.runtime.progress import check_flags, checked_int, checked_seconds, seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
@@ -248,13 +248,13 @@ class RecordFetch:
         return form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 
-class PassDownloads(Owned, Closable):
+class PassDownloads(Owner, Closable):
     """Downloads ahead of a flow's passes, one pass after the other. :meth:`close` cancels them."""
 
     def __init__(self, source: FileSource) -> None:
         self._cache = source.opened()
         self._prefetcher = Prefetcher(self._cache, ahead=0)
-        self._end = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
+        self._end = Finalizer(self, partial(end_downloads, self._cache, self._prefetcher))
         self._prefetcher.start()
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class PassDownloads(Owned, Closable):
         try:
             yield self._cache
         finally:
-            if self.made_here:  # after a fork, a thread that was not copied may hold the lock
+            if self.was_made_here:  # after a fork, a thread that was not copied may hold the lock
                 self._prefetcher.follow(())
 
 
@@ -300,7 +300,7 @@ class FromDataset(Fetched):
                 )
             cls = SavedItems
         made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
-        CollectedEnd(made, dataset.close)
+        Finalizer(made, dataset.close)
         return made
 
     @property

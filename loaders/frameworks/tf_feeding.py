@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.files import Owner
 from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check, lock_for_closing
@@ -96,7 +96,7 @@ class _Pass:
 
 
 @dataclass(eq=False, repr=False)
-class Feeder(Owned):
+class Feeder(Owner):
     """Puts the passes of a source into a sink, each on request, each followed by END or ERROR.
 
     One consumer takes elements: in Python with :meth:`take`, or unseen in a graph, which calls :meth:`ended`.
@@ -150,7 +150,7 @@ class Feeder(Owned):
 
     def leave(self, epoch_number: int) -> None:
         """End the epoch early: empty the sink, so that the thread can finish."""
-        if not self.made_here:  # the thread may have held the lock
+        if not self.was_made_here:  # the thread may have held the lock
             return
         with self._changed:
             if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
@@ -211,7 +211,7 @@ class Feeder(Owned):
 
         Waits at most a few seconds for the lock, and for the thread, as the source may not return.
         """
-        if not self.made_here:
+        if not self.was_made_here:
             return
         with lock_for_closing(self._changed):
             self._closed = True
@@ -333,7 +333,7 @@ class Feeder(Owned):
                 self._changed.notify_all()
 
 
-class PulledPasses(Owned):
+class PulledPasses(Owner):
     """Passes pulled by their number; beginning one ends the one before. Thread-safe."""
 
     def __init__(self, passes: Passes, element_spec: Any) -> None:
@@ -364,7 +364,7 @@ class PulledPasses(Owned):
 
     def leave(self, number: int | None = None) -> None:
         """End the pass with this ``number`` if it is the current one; None ends any."""
-        if not self.made_here:  # a thread may have held the lock
+        if not self.was_made_here:  # a thread may have held the lock
             return
         with self._changed:
             if number in (None, self._number):
@@ -425,7 +425,7 @@ class PulledPasses(Owned):
         At its exit, the interpreter waits forever for a thread of TensorFlow that is still in Python code. So
         such a thread gets the time to return, and to be refused if it calls again.
         """
-        if not self.made_here:
+        if not self.was_made_here:
             return
         with lock_for_closing(self._changed) as is_held:
             self._closed = True

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.progress import checked_int
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.flow.flow import Flow
@@ -107,7 +107,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
     return started.flat_map(batches)
 
 
-class Input(Owned, Closable, ABC):
+class Input(Owner, Closable, ABC):
     """Batches as TensorFlow tensors, in the form of ``element_spec``, epoch after epoch.
 
     Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
@@ -120,7 +120,7 @@ class Input(Owned, Closable, ABC):
     interpreter closes it, too. One thread at a time may draw from it. Neither copyable nor picklable.
     """
 
-    instead = "make the input where it is needed, over a source of its own"
+    copy_advice = "make the input where it is needed, over a source of its own"
 
     element_spec: Any
     _passes: Passes

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.runtime.files import OPEN_FLAGS, CollectedEnd, Descriptor, Owned
+from shardprep.formats.runtime.files import OPEN_FLAGS, Descriptor, Finalizer, Owner
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import Block
 from shardprep.formats.shards.manifest import tables_of
@@ -43,7 +43,7 @@ MAX_PENDING_CHUNKS = 4
 SHARD_END_BYTES = 1 << 20
 
 
-class ReadAhead(Owned):
+class ReadAhead(Owner):
     """A daemon thread that requests up to ``budget`` bytes of shards ahead of the workers' reads.
 
     The ``shards`` are read as one stream of bytes, in this ``order``. A record's position in it is estimated
@@ -196,7 +196,7 @@ class StorageCounts(CacheCounts, Counts):
         return self.waited - self.waited_first
 
 
-class Prefetcher(Owned):
+class Prefetcher(Owner):
     """Daemon threads that download files to ``cache`` in order of use, as long as there is room.
 
     Only the next ``ahead`` files may evict others; more would evict files that the next epoch needs. A file
@@ -271,7 +271,7 @@ class Prefetcher(Owned):
 
     def close(self) -> None:
         """Tell the threads to stop. Idempotent."""
-        if self.made_here:  # in a forked process, a thread that does not exist may hold the lock
+        if self.was_made_here:  # in a forked process, a thread that does not exist may hold the lock
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
@@ -283,7 +283,7 @@ class Prefetcher(Owned):
                 thread.join(JOIN_TIMEOUT_S)
 
 
-class EpochFeed(Owned):
+class EpochFeed(Owner):
     """The shards of an epoch's batches, held from before their items are drawn until the batches are filled.
 
     A batch that needs no further shards shares the previous one's hold.
@@ -355,7 +355,7 @@ class ShardFiles:
 ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for shards downloaded ahead
 
 
-class ShardFeed(Owned):
+class ShardFeed(Owner):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
     Raises CacheTooSmall if an epoch of the ``plan`` needs more than the limit at once.
@@ -372,7 +372,7 @@ class ShardFeed(Owned):
         ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
         self._prefetcher = Prefetcher(self._cache, ahead=ahead * files.per_shard)
         self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
-        self._end = CollectedEnd(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))
+        self._end = Finalizer(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))
         self._prefetcher.start()  # which an interruption would leave behind without the line above
 
     def _check_limit(self, kept: int) -> None:
@@ -415,7 +415,7 @@ class ShardFeed(Owned):
         """Download missing shards, and hold all of these in a context; works after :meth:`close`, too."""
         with ExitStack() as opened:
             cache = self._cache
-            if self._end.is_over:
+            if self._end.has_run:
                 cache = opened.enter_context(self._source.opened())
             yield opened.enter_context(cache.hold(self._files.of(shards)))
 

@@ -26,7 +26,7 @@ from shardprep.formats.images.decode import (
     warn_of_other_decoder,
 )
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
-from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.processes import MOST_WORKERS, usable_cpus
 from shardprep.formats.runtime.progress import check_flags, checked_int, count_of
 from shardprep.formats.shards.dataset import Dataset
@@ -90,7 +90,7 @@ READ_AHEAD_BYTES = 64 << 20
 Batches = Generator[EngineBatch, None, None]
 
 
-class Loader(Owned, Closable):
+class Loader(Owner, Closable):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
@@ -159,7 +159,7 @@ class Loader(Owned, Closable):
     _made: Batches | None = None  # of the latest run
     _ahead: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
     _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
-    instead = (
+    copy_advice = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
         "DataLoader(to_torch(loader), batch_size=None) without num_workers"
     )

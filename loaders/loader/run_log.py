@@ -18,8 +18,8 @@ from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, 
 from shardprep.formats.runtime.files import (
     LockDescriptor,
     fingerprint,
-    naming,
-    naming_file,
+    name_in_data_errors,
+    name_in_os_errors,
     read_small_file,
     save_bytes,
     user_path,
@@ -118,7 +118,7 @@ class LogEntry(JsonRecord):
         """
         file, line = Path(user_path(path)), self.line()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with naming(file), closing(LockDescriptor(os.open(file, flags, 0o666))) as log:
+        with name_in_os_errors(file), closing(LockDescriptor(os.open(file, flags, 0o666))) as log:
             log.lock()
             size = os.fstat(log.fileno()).st_size
             if _is_signed(log.fileno()):
@@ -186,7 +186,7 @@ class RunLog:
         data = read_small_file(file, LogEntry.MOST_BYTES)
         with suppress(ValueError, RecursionError):
             value = json.loads(data)
-            with naming_file(file):
+            with name_in_data_errors(file):
                 if RunCard.is_format_of(value):
                     return cls(RunCard.from_json(value))
                 if isinstance(value, dict) and not LogEntry.is_format_of(value):
@@ -196,7 +196,7 @@ class RunLog:
         if (place := data.rfind(_SIGNATURE)) >= 0:
             from shardprep.loaders.loader.signature import Signature  # an extra
 
-            with naming_file(file):
+            with name_in_data_errors(file):
                 signature = Signature.from_line(data[place:])
                 signature.check(data[:place])
             data, signer = data[:place], signature.public
@@ -207,7 +207,7 @@ class RunLog:
             except (ValueError, RecursionError) as error:
                 advice = f"remove it if a power cut left it unfinished; {LogEntry.ADVICE}"
                 raise DataError(f"line {number} is not JSON; {advice}", path=file) from error
-            with naming_file(file, f"line {number} "):
+            with name_in_data_errors(file, f"line {number} "):
                 entries.append(LogEntry.from_json(value))
         if not entries:
             raise DataError(f"is empty; {LogEntry.ADVICE}", path=file)

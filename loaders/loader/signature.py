@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, MissingExtra, UsageError
-from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key, save_pair, user_path
+from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -56,7 +56,7 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
     key = Ed25519PrivateKey.generate()
     public_half = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     secret_half = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    save_pair((secret, secret_half), (public, public_half), overwrite=overwrite)
+    save_key_pair((secret, secret_half), (public, public_half), overwrite=overwrite)
     return KeyPair(secret, public, fingerprint(key.public_key().public_bytes_raw()))
 
 
@@ -119,7 +119,7 @@ def _loaded(
     file: Path, load: Callable[[bytes], object], kind: type, half: str, suffix: str
 ) -> tuple[Any, int]:
     """Return the key of this kind in a file, and the file's mode."""
-    data, status = read_key(file, "prep keygen --signing makes keys")
+    data, status = read_key_file(file, "prep keygen --signing makes keys")
     with suppress(ValueError, TypeError, UnsupportedAlgorithm):
         if isinstance(key := load(data), kind):
             return key, status.st_mode

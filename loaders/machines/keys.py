@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key, save_pair, user_path
+from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 from shardprep.formats.runtime.progress import check_flags
 from shardprep.loaders.machines.socket import check_form
 
@@ -70,7 +70,7 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
     both = (secret_file, _lines_of(PRIVATE_NOTE, halves)), (public_file, _lines_of(PUBLIC_NOTE, halves[:1]))
-    save_pair(*both, overwrite=overwrite)
+    save_key_pair(*both, overwrite=overwrite)
     return KeyPair(secret_file, public_file, fingerprint(public))
 
 
@@ -145,7 +145,7 @@ def _lines_of(note: str, halves: list[str]) -> bytes:
 
 def _keys_in(path: Path) -> tuple[dict[str, bytes], os.stat_result]:
     """Return the keys in a file, and its status."""
-    data, status = read_key(path, "prep keygen makes keys")
+    data, status = read_key_file(path, "prep keygen makes keys")
     found = [(name.decode(), key) for name, key in KEY.findall(data)]
     if len(dict(found)) < len(found) or not all(_is_key(key) for _, key in found):
         raise UsageError("is damaged; copy it again, or make new keys with prep keygen", path=path)

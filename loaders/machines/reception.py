@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Closable, Owned
+from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import reported
@@ -49,7 +49,7 @@ HANDLED_AT_ONCE = 1000  # messages; a peer that sends without end must not delay
 log = logging.getLogger(__name__)
 
 
-class ExclusiveUse(Owned):
+class ExclusiveUse(Owner):
     """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
 
     A user that waits calls :meth:`check_open` again and again. ``name`` names the resource in errors.
@@ -92,7 +92,7 @@ class ExclusiveUse(Owned):
 
         Does nothing in a forked copy of the process.
         """
-        if not self.made_here:
+        if not self.was_made_here:
             return
         self._closed = True
         self._release()
@@ -435,13 +435,13 @@ class Reception:
         log.warning("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)
 
 
-class Receiver(Owned, Closable, ABC):
+class Receiver(Owner, Closable, ABC):
     """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
 
     A context manager.
     """
 
-    instead = "an endpoint has one receiver: make it where it is needed"
+    copy_advice = "an endpoint has one receiver: make it where it is needed"
 
     _name: ClassVar[str]  # in errors
     _superseded: ClassVar[str]  # the error once another iteration has begun

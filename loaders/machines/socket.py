@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import Owned
+from shardprep.formats.runtime.files import Owner
 from shardprep.formats.runtime.progress import check_flags
 from shardprep.loaders.machines.codec import PIECE
 
@@ -111,7 +111,7 @@ def _check_free(endpoint: str) -> None:
             )
 
 
-class FrameSocket(Owned):
+class FrameSocket(Owner):
     """A socket with a context and a monitor of its own: a ROUTER if it has several ``peers``, else a DEALER.
 
     libzmq's queues are unbounded, as bounded ones are unsafe (see the options): leases bound what peers
@@ -267,7 +267,7 @@ class FrameSocket(Owned):
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Close everything, after sending queued messages for at most ``linger_ms``. Idempotent."""
-        if not self.made_here or self._socket.closed:
+        if not self.was_made_here or self._socket.closed:
             return
         self._look_at_monitor()
         copies = {}

@@ -30,7 +30,7 @@ from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
     Descriptor,
     filesystem_type,
-    naming,
+    name_in_os_errors,
     user_path,
 )
 from shardprep.formats.runtime.json_record import JsonRecord
@@ -430,7 +430,7 @@ def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
     if size < LEAST_SCRATCH:
         raise NoSpace(f"has no room for a file of {LEAST_SCRATCH >> 20} MiB; make room", path=folder)
     file, data, end = _nameless(folder, stack), _noise(LEAST_SCRATCH), time.monotonic() + seconds
-    with naming(folder):
+    with name_in_os_errors(folder):
         _write(file, data)
         while time.monotonic() < end and (left := size - os.fstat(file).st_size) >= LEAST_SCRATCH:
             _write(file, data, min(4, left // LEAST_SCRATCH))

@@ -139,11 +139,11 @@ os._exit(0)
 def test_at_the_end_of_the_program_owners_end_in_the_main_thread_and_quietly() -> None:
     program = (
         "import json, os, sys, threading\n"
-        "from shardprep.formats.runtime.files import CollectedEnd, Descriptor\n"
+        "from shardprep.formats.runtime.files import Finalizer, Descriptor\n"
         "class Owner(Descriptor): __del__ = Descriptor.close\n"
         "owner, other = (kind(os.open('/', 0)) for kind in (Owner, Descriptor))\n"
         "sys.kept, json.kept = [json, sys.modules[Descriptor.__module__]], [owner, other]\n"
-        "end = CollectedEnd(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"
+        "end = Finalizer(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

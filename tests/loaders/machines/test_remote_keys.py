@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import MAX_BYTES
+from shardprep.formats.runtime.files import MAX_KEY_FILE_BYTES
 from shardprep.loaders.machines.keys import (
     PlaintextWire,
     check_endpoint,
@@ -94,7 +94,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "no public": lambda text: text.replace("public-key", "other-key"),
     "too long a key": lambda text: text.replace('secret-key = "', 'secret-key = "x'),
     "everything twice": lambda text: text + text,
-    "too large": lambda text: text + " " * MAX_BYTES,
+    "too large": lambda text: text + " " * MAX_KEY_FILE_BYTES,
     "keys that are no numbers": lambda text: re.sub('"[^"]*"', f'"{"#" * 40}"', text),
     "other letters": lambda text: text.replace('key = "', 'key = "\N{CROISSANT}'),
 }
