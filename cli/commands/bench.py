@@ -14,8 +14,8 @@ import click
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
 from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
-from shardprep.formats.runtime.json_record import json_of
-from shardprep.formats.runtime.progress import count_of, size
+from shardprep.formats.runtime.json_record import read_json_file
+from shardprep.formats.runtime.progress import count_of, format_size
 from shardprep.formats.storage.open import datasets_in, open_records
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
     from shardprep.loaders.measuring.disk import block_size  # start-up time
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
-    yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
+    yield f"{profile.path}: {what}, {format_size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
     methods = {
         "posix_fadvise": "pages dropped by posix_fadvise, checked by mincore",
         "O_DIRECT": "read with O_DIRECT",
@@ -107,7 +107,7 @@ def sentence(profile: DiskProfile) -> str:
     if ratio := faster["cold"] or faster["warm"]:
         beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
         compared = f"; sequential reading {beats if ratio >= 1.05 else 'is no faster than random'}"
-    mean = size(profile.record_bytes).replace(".0 ", " ")
+    mean = format_size(profile.record_bytes).replace(".0 ", " ")
     return f"At {which} mean record size ({mean}) this disk delivers {' and '.join(rates) or 'an unknown rate'}{compared}."
 
 
@@ -218,7 +218,7 @@ def bench_loader(
             from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
             disk_json = profile.to_json() if profile else None
-            spans = json_of(trace, most=LARGEST_TRACE) if trace else None
+            spans = read_json_file(trace, most=LARGEST_TRACE) if trace else None
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
         lines = _bench_lines(place, found, explain=explain)
         return Output({"dataset": str(place), **found.to_json()}, lines, result=found.speed)
@@ -233,7 +233,7 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
     speed, quality = found.speed, found.shuffle_quality
     if found.sweep:
         yield from sweep_lines(found.sweep)
-    rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
+    rate = f"{speed.images_per_second:,.0f} images/s, {format_size(speed.bytes_per_second)}/s"
     yield f"{dataset}: {rate} (median of half seconds)"
     memory = {
         "batches": speed.memory.ring,
@@ -245,7 +245,7 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
     if before is not None and after is not None:
         held = f"held {before:.0%} of the shards before, {after:.0%} after"
     storage = speed.stats.storage
-    downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {size(storage.downloaded_bytes)}"
+    downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {format_size(storage.downloaded_bytes)}"
     yield from fields(
         {
             "measured": f"{count_of(speed.images, 'image')} in {speed.seconds:.1f} s, {speed.images / speed.seconds:,.0f}/s",
@@ -258,7 +258,7 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
             "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
             "consumer waiting": f"{speed.starved:.1%} for a batch",
             "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
-            "memory": ", ".join(f"{name} {size(count)}" for name, count in memory.items() if count),
+            "memory": ", ".join(f"{name} {format_size(count)}" for name, count in memory.items() if count),
             "page cache": held,
             "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
             if storage.downloaded or storage.hits

@@ -30,7 +30,7 @@ from shardprep.formats.conversion.prepare import ConvertOptions
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import DEFAULT_QUALITY
 from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
-from shardprep.formats.runtime.progress import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, format_size, records_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
@@ -275,7 +275,7 @@ def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Ou
 def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
     parts = [records_of(records, has_images=split.has_images, has_labels=has_labels)]
     parts += [count_of(classes, "class")] * bool(classes)
-    return ", ".join(parts + [size(split.image_bytes)] * split.has_images)
+    return ", ".join(parts + [format_size(split.image_bytes)] * split.has_images)
 
 
 def _ignored_text(ignored: Mapping[str, int]) -> str | None:
@@ -290,7 +290,7 @@ def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Out
         records = records_of(one.records, has_images=one.has_images, has_labels=one.has_labels)
         shards = count_of(len(one.shards), "shard")
         lines.append(
-            f"{one.path}: part {number} of {of}: {records}, {size(one.file_bytes)} in {shards}{state}"
+            f"{one.path}: part {number} of {of}: {records}, {format_size(one.file_bytes)} in {shards}{state}"
         )
         missing = f"{one.missing:,} of {count_of(one.total, 'shard')}"
         lines += fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
@@ -330,7 +330,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
         yield from fields(
             {
                 "source": split.layout,
-                "disk": f"at most {size(split.disk_bytes)}",
+                "disk": f"at most {format_size(split.disk_bytes)}",
                 "columns": columns_text(split.columns),
                 "checked": sample if split in sampled else None,
                 "skipped": f"{bad} would be left out" if split.skipped else None,
@@ -346,7 +346,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     if planned.seconds is not None and planned.read_rate is not None:
         workers = count_of(max(1, planned.workers), "process")
         yield (
-            f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {size(planned.read_rate)}/s "
+            f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {format_size(planned.read_rate)}/s "
             "as in this run, and hashing as measured on a sample; writing is not included"
         )
     found = sum(1 for _ in planned.problems)

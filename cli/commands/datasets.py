@@ -17,7 +17,7 @@ from shardprep.formats.errors import printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
-from shardprep.formats.runtime.progress import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, format_size, records_of
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import ARCHIVE_NAME
@@ -70,7 +70,7 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any
         return Output(found, _inspected_lines(summary, listed, page), result=summary)
 
     def summary_of_all(results: Mapping[str, Summary]) -> str:
-        total = size(sum(summary.disk_bytes for summary in results.values()))
+        total = format_size(sum(summary.disk_bytes for summary in results.values()))
         return f"{', '.join(results)}: {_records_in(results.values())}, {total} on disk"
 
     return each_dataset(dataset, inspected, summary_of_all, by_part=True)
@@ -94,9 +94,10 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
     least_and_most = _range_of(summary.per_class, "image" if summary.has_images else "record")
     present = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     shards = count_of(summary.shards, f"{summary.container.upper()} shard")
-    on_disk = f"{size(summary.disk_bytes)} on disk in {shards}"
+    size = format_size(summary.disk_bytes)
+    on_disk = f"{size} on disk in {shards}"
     if summary.archive is not None:
-        on_disk = f"in place in {printable(summary.archive)}, with {size(summary.disk_bytes)} of tables"
+        on_disk = f"in place in {printable(summary.archive)}, with {size} of tables"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
     images: dict[str, str | None] = {"images": "none"}
     if summary.has_images:
@@ -120,7 +121,7 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
     yield from fields(
         {
             "classes": present if is_labelled else "none: the split has no labels",
-            "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + on_disk,
+            "bytes": f"{format_size(summary.image_bytes)} of images, " * summary.has_images + on_disk,
             **images,
             **{f"column {column.name}": _column_text(column) for column in summary.columns},
             "order": orders.get(summary.order, "by key") + by_class,
@@ -143,7 +144,7 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
 
 
 def _spread(lengths: Sequence[int]) -> str:
-    low, middle, high = map(size, lengths[:3])
+    low, middle, high = map(format_size, lengths[:3])
     return f"median {middle}, 5 % under {low}, 5 % over {high}"
 
 
@@ -164,7 +165,7 @@ def _crop_ready(summary: Summary) -> str | None:
 
 
 def _column_text(column: ColumnSummary) -> str:
-    parts = [column.kind, f"{size(column.bytes)} ({size(column.disk_bytes)} on disk)"]
+    parts = [column.kind, f"{format_size(column.bytes)} ({format_size(column.disk_bytes)} on disk)"]
     if column.lengths:
         parts.append(_spread(column.lengths))
     if column.classes:
@@ -219,7 +220,7 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
     if damaged:
         return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
-    total = size(sum(manifest.size for manifest in manifests))
+    total = format_size(sum(manifest.size for manifest in manifests))
     word = "complete" if all(report.level == "quick" for report in reports.values()) else "intact"
     return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all {word}"
 
@@ -237,7 +238,7 @@ def _report_lines(report: Report) -> Iterator[str]:
         return
     word = "complete" if report.level == "quick" else "intact"
     images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
-    yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
+    yield f"{report.location}: {word}: {images} in {files}, {format_size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 
 
@@ -353,7 +354,7 @@ def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
     for one in done:
         state = " (was complete, and is intact)" if one.already_complete else ""
         form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
-        total = size(sum(file.size for file in one.files))
+        total = format_size(sum(file.size for file in one.files))
         records = records_of(one.records, has_images=one.has_images, has_labels=True)
         lines.append(f"{one.path}: {records}, {total} in {form_of_files}{state}")
         splits.append(asdict(one) | {"path": str(one.path)})

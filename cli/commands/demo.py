@@ -14,7 +14,7 @@ import click
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
 from shardprep.cli.console.output import Output, fields, say
-from shardprep.formats.runtime.progress import count_of, size
+from shardprep.formats.runtime.progress import count_of, format_size
 from shardprep.formats.sources.sample import make_sample
 
 STEPS = (
@@ -104,5 +104,5 @@ def sample(output: Path, **chosen: Any) -> Output:
     made = make_sample(output, **chosen)
     images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())
     summary = f"{output}: {count_of(len(made.wnids), 'class')}, {images} images"
-    lines = [summary, *fields({file.name: size(file.size) for file in made.files})]
+    lines = [summary, *fields({file.name: format_size(file.size) for file in made.files})]
     return Output({"output": str(output), **asdict(made)}, lines)

@@ -12,7 +12,7 @@ from shardprep.cli.console import options
 from shardprep.cli.console.options import command
 from shardprep.cli.console.output import CommandProgress, Output, fields, json_option, next_step
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.progress import count_of, records_of, size
+from shardprep.formats.runtime.progress import count_of, format_size, records_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_dataset
 from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets
@@ -91,8 +91,8 @@ def _copied(
     """Return a copy's result as text and JSON; the files ``names`` were ``done``: fetched or uploaded."""
     manifest = one.manifest
     copied, kept = manifest.bytes_of(names), manifest.bytes_of(one.kept)
-    there = f", {size(kept)} were already there" if one.kept else ""
-    return f"{size(copied)} {done}{there}", {
+    there = f", {format_size(kept)} were already there" if one.kept else ""
+    return f"{format_size(copied)} {done}{there}", {
         "url": one.url,
         "split": manifest.split,
         "records": manifest.records,

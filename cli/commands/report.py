@@ -17,7 +17,7 @@ from shardprep.formats.reports.examine import PIXELS, report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.runtime.files import name_in_data_errors
-from shardprep.formats.runtime.json_record import json_of
+from shardprep.formats.runtime.json_record import read_json_file
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.dataset import splits_of
 
@@ -81,8 +81,8 @@ def report(
         from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 
         profile = DiskProfile.load(disk).to_json() if disk else None
-        traced = json_of(trace, most=LARGEST_TRACE) if trace else None
-        values = json_of(run)
+        traced = read_json_file(trace, most=LARGEST_TRACE) if trace else None
+        values = read_json_file(run)
         with name_in_data_errors(run):
             text = run_page(values, name=run.stem, disk=profile, trace=traced)
         save_page(text, output)

@@ -39,7 +39,7 @@ from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import JobRunner, counted
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import Progress, count_of, shown
+from shardprep.formats.runtime.progress import Progress, count_of, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -168,7 +168,7 @@ def convert(
             OtherMachine.
         OSError: A file cannot be read or written.
     """
-    progress = shown(progress)
+    progress = progress_or_bar(progress)
     conversion = Conversion(source, output, split, plan_options, options, source_options)
     if executor is not None and isinstance(conversion.path, Location):
         raise UsageError(
@@ -373,7 +373,7 @@ def convert_part(
         UsageError: The part does not exist, or ``restart`` is given.
         ShardprepError: Other errors of :func:`.convert.convert`.
     """
-    progress = shown(progress)
+    progress = progress_or_bar(progress)
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
     if conversion.options.restart:
         raise UsageError(
@@ -577,7 +577,7 @@ def plan_conversion(
     """
     if images not in ("sample", "all"):
         raise UsageError(f"images must be 'sample' or 'all', not {images!r}")
-    progress, problems, skipped = shown(progress), Problems(), Problems()
+    progress, problems, skipped = progress_or_bar(progress), Problems(), Problems()
     count = usable_cpus() if workers is None else workers
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
     description, prepared = "", list[PreparedSplit]()

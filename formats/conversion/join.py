@@ -45,7 +45,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import JobRunner, Unit
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.runtime.progress import Progress, count_of, shown
+from shardprep.formats.runtime.progress import Progress, count_of, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
@@ -215,7 +215,7 @@ def join(
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
     """
-    path, progress = user_path(dataset), shown(progress)
+    path, progress = user_path(dataset), progress_or_bar(progress)
     refuse_folder_of_splits(path)
     manifest = read_manifest(path)
     if manifest.archive:

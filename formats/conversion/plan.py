@@ -28,7 +28,7 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.progress import check_flags, checked_int, seed_of
+from shardprep.formats.runtime.progress import check_flags, check_int, check_seed
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Region, container
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
@@ -77,14 +77,14 @@ class PlanOptions:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        numbers = {"shard_size": checked_int(self.shard_size, "the shard size", least=1)}
+        numbers = {"shard_size": check_int(self.shard_size, "the shard size", least=1)}
         if numbers["shard_size"] > 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if self.container == IN_PLACE and self.transcodes:
             raise UsageError("images that stay in their archive cannot be re-encoded")
-        numbers["quality"] = checked_int(self.quality, "the quality", least=1, most=100)
+        numbers["quality"] = check_int(self.quality, "the quality", least=1, most=100)
         if self.shorter_side is not None:
-            side = checked_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
+            side = check_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
             numbers["shorter_side"] = side
         elif self.quality != DEFAULT_QUALITY:
             raise UsageError(
@@ -93,7 +93,7 @@ class PlanOptions:
         flags = {"decode_check": self.decode_check, "crop_ready": self.crop_ready}
         check_flags(**flags)
         # as Python's integers and booleans, for JSON
-        vars(self).update(numbers, seed=seed_of(self.seed), **{name: bool(flags[name]) for name in flags})
+        vars(self).update(numbers, seed=check_seed(self.seed), **{name: bool(flags[name]) for name in flags})
 
     @property
     def transcodes(self) -> bool:

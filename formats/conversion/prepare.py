@@ -31,7 +31,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.runtime.progress import Progress, check_flags, count_of, size
+from shardprep.formats.runtime.progress import Progress, check_flags, count_of, format_size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -90,7 +90,7 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
         free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:
         raise NoSpace(
-            f"needs {size(needed)} and the disk has {size(free)} free; make room, or choose another output",
+            f"needs {format_size(needed)} and the disk has {format_size(free)} free; make room, or choose another output",
             path=output,
         )
 

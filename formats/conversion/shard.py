@@ -36,7 +36,7 @@ from shardprep.formats.runtime.files import (
     temporary_path,
 )
 from shardprep.formats.runtime.jobs import Job, Unit, counted
-from shardprep.formats.runtime.json_record import built_fields, canonical_json, parse_canonical_json
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, parse_fields
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import (
     BOX_DTYPE,
@@ -198,7 +198,7 @@ class BuiltShard(BuiltFile):
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
         rows = f"{value['name']}.rows"  # releases before 0.4 did not note it
-        return cls(**built_fields(cls, {"rows": rows, **value}))
+        return cls(**parse_fields(cls, {"rows": rows, **value}))
 
 
 def entry_of(built: BuiltFile) -> FileEntry:

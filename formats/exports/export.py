@@ -24,9 +24,9 @@ from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
 from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted
-from shardprep.formats.runtime.json_record import built, canonical_json, parse_canonical_json
+from shardprep.formats.runtime.json_record import canonical_json, parse_as, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     differences,
@@ -108,14 +108,14 @@ def export(
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
     """
-    shard_size = checked_int(shard_size, "the shard size", least=1)
+    shard_size = check_int(shard_size, "the shard size", least=1)
     if shard_size > 4 << 30:
         raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; choose from {', '.join(FORMATS)}")
     source, target = user_path(dataset), user_path(output)
     splits = splits_of(source) or {"": source}
-    runner = JobRunner(workers, executor, told := shown(progress))
+    runner = JobRunner(workers, executor, told := progress_or_bar(progress))
     planned = [_Export.planned(path, target / split, to, shard_size, told) for split, path in splits.items()]
     sizes = {one.output: one.bytes_to_write() for one in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
@@ -251,7 +251,7 @@ class _Export:
         path = self.output / MARKER
         try:
             value = parse_canonical_json(read_small_file(path, damaged=DataError))
-            units, about_all = (built(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
+            units, about_all = (parse_as(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
             plan = dict(value["plan"])
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -303,7 +303,7 @@ class _Job(Job[FileEntry]):
         """Build and publish the unit, unless it is finished. Raises DataError, UsageError, OSError."""
         commit = self.places.work / (self.shard.name + ".commit")
         try:
-            unit: FileEntry = built(FileEntry, parse_canonical_json(commit.read_bytes()))
+            unit: FileEntry = parse_as(FileEntry, parse_canonical_json(commit.read_bytes()))
             if self.format.is_intact(unit, self.names, self.output):
                 return unit
         except (FileNotFoundError, ValueError, TypeError, KeyError):

@@ -20,7 +20,7 @@ from shardprep.formats.images.decode import png_of
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links, duplicates, shared
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.formats.runtime.progress import Progress, count_of, round_step, seed_of
+from shardprep.formats.runtime.progress import Progress, check_seed, count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows
@@ -593,7 +593,7 @@ def report(
         indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
         # raises UsageError before anything is read
         proof = custody(this, record)
-        choices, looked_at = chosen(indexes, pixels, seed_of(seed))
+        choices, looked_at = chosen(indexes, pixels, check_seed(seed))
         sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []
         reading = stack.enter_context(ImageReading.begun(workers, progress))
         statistics, *their = (

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.progress import count_of, round_step, size as size_text
+from shardprep.formats.runtime.progress import count_of, format_size, round_step
 
 
 def shown_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
@@ -275,7 +275,7 @@ def line_chart(
 FILTERS: dict[str, Callable[..., object]] = {
     "name": shown_name,
     "printable": printable,
-    "size": size_text,
+    "size": format_size,
     "number": shown_number,
     "whole": lambda value: shown_number(round(value)),
     "share": shown_share,

@@ -19,7 +19,7 @@ from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decod
 from shardprep.formats.images.header import JPEG_SIGNATURE
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import FileEntry, Rows, Shard
 from shardprep.formats.verification.checks import stderr_in
@@ -232,9 +232,9 @@ class ImageReading:
     @contextmanager
     def begun(cls, workers: int | None, progress: Progress | None) -> Iterator[Self]:
         """Start ``workers`` processes, None is one per usable CPU, and end them with the context."""
-        count = max(1, checked_int(usable_cpus() if workers is None else workers, "workers", least=0))
+        count = max(1, check_int(usable_cpus() if workers is None else workers, "workers", least=0))
         with WorkerPool(count) as pool:
-            yield cls(pool, count, shown(progress))
+            yield cls(pool, count, progress_or_bar(progress))
 
     def statistics(self, dataset: Dataset, decoded: Numbers, compared: Numbers) -> PixelStatistics:
         """Return the statistics of ``decoded`` images, with the digests of ``compared`` ones, too."""

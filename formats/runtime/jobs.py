@@ -28,7 +28,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import OperationError, ShardprepError, WorkerDied
 from shardprep.formats.runtime.files import Descriptor, Owner, name_in_os_errors
 from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
-from shardprep.formats.runtime.progress import NoProgress, Progress, checked_int, tell_shards
+from shardprep.formats.runtime.progress import NoProgress, Progress, check_int, report_shards
 
 COUNTERS_NAME = "counters"
 POLL_INTERVAL_S = 0.2
@@ -175,7 +175,7 @@ class JobRunner(Owner):
 
     def __post_init__(self) -> None:
         if self.workers is not None:
-            checked_int(self.workers, "workers", least=0)
+            check_int(self.workers, "workers", least=0)
 
     def run(
         self,
@@ -255,7 +255,7 @@ class _Run(Generic[Built]):
         self.progress.at(*self.counters.total())
         if (told := len(self.built.keys() - self.kept)) > self.told:
             self.told = told
-            tell_shards(self.progress, told, self.counters.units - len(self.kept))
+            report_shards(self.progress, told, self.counters.units - len(self.kept))
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""

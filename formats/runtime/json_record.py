@@ -51,7 +51,7 @@ def sha256_of(value: object) -> str:
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
-FILE: dict[str, Any] = {"name": FILE_NAME, "size": int, "sha256": SHA256, "records": int}
+FILE_SHAPE: dict[str, Any] = {"name": FILE_NAME, "size": int, "sha256": SHA256, "records": int}
 """The shape of a file in a manifest: a name within the folder, a size, a digest and a count."""
 
 
@@ -92,16 +92,16 @@ def natural(value: object) -> int:
     return value
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types. Dataclasses become dicts of fields, unless they have ``to_json``."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return list(map(plain, value)) if isinstance(value, tuple) else value
+        return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
+    return list(map(to_json_value, value)) if isinstance(value, tuple) else value
 
 
-def built(kind: Any, value: Any) -> Any:
+def parse_as(kind: Any, value: Any) -> Any:
     """Convert parsed JSON to a type.
 
     The type is a dataclass, a class with ``from_json``, a tuple or dict with elements of one type, a plain
@@ -113,39 +113,39 @@ def built(kind: Any, value: Any) -> Any:
     if type(value) is kind:  # most values: a manifest has thousands
         return value
     if isinstance(kind, UnionType):
-        return None if value is None else built(get_args(kind)[0], value)
+        return None if value is None else parse_as(get_args(kind)[0], value)
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        return tuple(built(get_args(kind)[0], part) for part in value)
+        return tuple(parse_as(get_args(kind)[0], part) for part in value)
     if get_origin(kind) is dict and isinstance(value, dict):
-        return {name: built(get_args(kind)[1], part) for name, part in value.items()}
+        return {name: parse_as(get_args(kind)[1], part) for name, part in value.items()}
     if hasattr(kind, "from_json"):
         return kind.from_json(value)
     if kind is Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**built_fields(kind, value))
+        return kind(**parse_fields(kind, value))
     raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
 
 
 _hints_of = cache(get_type_hints)  # which compiles all annotations again
 
 
-def built_fields(kind: Any, value: Any) -> dict[str, Any]:
-    """Convert parsed JSON to the fields of a dataclass, as :func:`built` does."""
-    hints, found = _hints_of(kind), {}
+def parse_fields(kind: Any, value: Any) -> dict[str, Any]:
+    """Convert parsed JSON to the fields of a dataclass, as :func:`parse_as` does."""
+    hints, values = _hints_of(kind), {}
     for field in fields(kind):
         if field.default is MISSING or field.name in value:
             try:
-                found[field.name] = built(hints[field.name], value[field.name])
+                values[field.name] = parse_as(hints[field.name], value[field.name])
             except (TypeError, ValueError) as error:
                 raise TypeError(f"its {field.name}: {error}") from error
-    return found
+    return values
 
 
-LARGEST = 64 << 20  # bytes of a file
+MAX_JSON_BYTES = 64 << 20  # bytes of a file
 
 
-def json_of(path: str | os.PathLike[str], *, most: int = LARGEST, what: str = "JSON") -> Any:
+def read_json_file(path: str | os.PathLike[str], *, most: int = MAX_JSON_BYTES, what: str = "JSON") -> Any:
     """Read a JSON file. Raises DataError, which names the file, and OSError."""
     path = user_path(path)
     try:
@@ -169,8 +169,8 @@ class JsonRecord:
         """Return a value of JSON types."""
         own: Any = self
         values = {field: getattr(self, field.name) for field in fields(own)}
-        kept = {f.name: plain(value) for f, value in values.items() if not (f.default is value is None)}
-        return {"format": f"shardprep {self.KIND}", "version": self.VERSION} | kept
+        parts = {f.name: to_json_value(v) for f, v in values.items() if not (f.default is v is None)}
+        return {"format": f"shardprep {self.KIND}", "version": self.VERSION} | parts
 
     @classmethod
     def is_format_of(cls, value: Any) -> bool:
@@ -187,13 +187,13 @@ class JsonRecord:
         if not cls.is_format_of(value):
             raise DataError(f"is not a {cls.KIND}; {cls.ADVICE}")
         try:
-            found = cls(**built_fields(cls, value))
-            if not is_within(value, found.to_json()):
+            record = cls(**parse_fields(cls, value))
+            if not is_within(value, record.to_json()):
                 raise ValueError("its parts are inconsistent")
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             why = f"{type(error).__name__}: {error}"
             raise DataError(f"is a damaged {cls.KIND} ({why}); {cls.ADVICE}") from error
-        return found
+        return record
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record to a file, replacing an existing one. Raises OSError, OperationError."""
@@ -202,7 +202,7 @@ class JsonRecord:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file. Raises DataError if it holds no such record, UnknownVersion, OSError."""
-        value = json_of(path, most=cls.MOST_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
+        value = read_json_file(path, most=cls.MOST_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
         with name_in_data_errors(user_path(path)):
             return cls.from_json(value)
 

@@ -52,7 +52,7 @@ def byte_count(text: object, *, of: str) -> int:
     raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
 
 
-def checked_int(value: Any, name: str, *, least: int, most: int = sys.maxsize) -> int:
+def check_int(value: Any, name: str, *, least: int, most: int = sys.maxsize) -> int:
     """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
     number = least - 1
     with suppress(TypeError):
@@ -78,7 +78,7 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
-def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
+def check_seconds(value: object, name: str, *, above: float | None = None) -> float:
     """Return the value as a float: at least 0, or more than ``above``. Raises UsageError."""
     if is_number(value) and (value >= 0 if above is None else value > above):
         return float(value)
@@ -86,9 +86,9 @@ def checked_seconds(value: object, name: str, *, above: float | None = None) -> 
     raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
-def seed_of(value: object) -> int:
+def check_seed(value: object) -> int:
     """Return the value as a seed: an int below 2**64. Raises UsageError."""
-    return checked_int(value, "a seed", least=0, most=(1 << 64) - 1)
+    return check_int(value, "a seed", least=0, most=(1 << 64) - 1)
 
 
 def takes(call: Callable[..., Any], arguments: int) -> bool:
@@ -102,10 +102,10 @@ def takes(call: Callable[..., Any], arguments: int) -> bool:
     return True
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Format a number of bytes in decimal units.
 
-    >>> size(999), size(123456), size(147.9e9)
+    >>> format_size(999), format_size(123456), format_size(147.9e9)
     ('999 B', '123.5 KB', '147.9 GB')
     """
     for unit in ("B", "KB", "MB"):
@@ -266,7 +266,7 @@ class BarProgress:
             self._bar.update(self._pace.done - self._bar.n)
 
 
-def shown(progress: Progress | None) -> Progress:
+def progress_or_bar(progress: Progress | None) -> Progress:
     """Return ``progress``, or by default a bar in a notebook, and no progress elsewhere."""
     return progress or (BarProgress() if in_notebook() else NoProgress())
 
@@ -314,7 +314,7 @@ class FittingBar:
         return str(self.format_meter(**values))
 
 
-def tell_shards(progress: Progress, done: int, total: int) -> None:
+def report_shards(progress: Progress, done: int, total: int) -> None:
     """Pass the number of shards done to a progress that takes it, in a method ``shards(done, total)``."""
     if hasattr(progress, "shards"):
         progress.shards(done, total)

@@ -31,7 +31,7 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import Owner, cached_property, flush_file
-from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
+from shardprep.formats.runtime.json_record import canonical_json, parse_fields, to_json_value
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,
@@ -75,13 +75,13 @@ class ColumnEntry:
         return earlier if is_earlier else column_row(self.field)
 
     def to_json(self) -> dict[str, Any]:
-        files = {"table": plain(self.table), "shards": plain(self.shards)}
+        files = {"table": to_json_value(self.table), "shards": to_json_value(self.shards)}
         return self.field.to_json() | files | {"content_root": self.content_root}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnEntry:
         """Return the column of a valid manifest."""
-        return cls(**built_fields(cls, {"field": value, **value}))
+        return cls(**parse_fields(cls, {"field": value, **value}))
 
 
 @dataclass(frozen=True)

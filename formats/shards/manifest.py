@@ -32,16 +32,16 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import MAX_VALUE_BYTES, Field, Schema
 from shardprep.formats.runtime.files import cached_property, read_small_file, user_path
 from shardprep.formats.runtime.json_record import (
-    FILE,
+    FILE_SHAPE,
     SHA256,
-    built,
-    built_fields,
     canonical_json,
     is_text,
     matches,
+    parse_as,
     parse_canonical_json,
-    plain,
+    parse_fields,
     sha256_of,
+    to_json_value,
 )
 from shardprep.formats.runtime.progress import check_flags, count_of
 from shardprep.formats.shards.columns import (
@@ -67,7 +67,7 @@ from shardprep.formats.shards.read import (
 
 ROOT = re.compile(r"blake3:[0-9a-f]{64}")
 
-_COLUMN = {"name": str, "kind": str, "table": FILE, "shards": [FILE], "content_root": ROOT}
+_COLUMN = {"name": str, "kind": str, "table": FILE_SHAPE, "shards": [FILE_SHAPE], "content_root": ROOT}
 _CLASS = {
     "name": is_text,
     "words": lambda words: words is None or is_text(words),
@@ -134,8 +134,8 @@ PARTS: dict[str, Any] = {
     "archive": _archive_ok,
     "offsets": lambda part: part is True,
     "content_root": str,
-    "tables": [FILE],
-    "shards": [FILE],
+    "tables": [FILE_SHAPE],
+    "shards": [FILE_SHAPE],
 }
 """The shape of each part of a manifest; critical parts are optional."""
 
@@ -146,7 +146,7 @@ CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 def _columns_fit(value: dict[str, Any]) -> bool:
     """Whether the columns of a manifest agree with its other parts."""
-    columns, dataset = built(DatasetColumns, value["columns"]), value["dataset"]
+    columns, dataset = parse_as(DatasetColumns, value["columns"]), value["dataset"]
     for entry in columns.fields:
         name, shards = entry.field.name, [] if entry.field.is_fixed else value["shards"]
         files = [(table_name(name), dataset["records"])]
@@ -322,7 +322,7 @@ class Manifest:
         return tuple(each.size for each in (self.archive.regions if self.archive else self.shards))
 
     def _body(self) -> dict[str, Any]:
-        critical = {name: plain(part) for name in CRITICAL_KEYS if (part := getattr(self, name))}
+        critical = {name: to_json_value(part) for name in CRITICAL_KEYS if (part := getattr(self, name))}
         own = {
             "format": FORMAT_NAME,
             "version": list(self.version),
@@ -330,7 +330,7 @@ class Manifest:
             "dataset": {name: getattr(self, name) for name in _DATASET},
             "labels": {"space": SPACES[0], "classes": self.labels.to_json(), "sha256": self.labels.digest},
         }
-        return self.extra | critical | own | {name: plain(getattr(self, name)) for name in _FIELDS}
+        return self.extra | critical | own | {name: to_json_value(getattr(self, name)) for name in _FIELDS}
 
     def bytes_of(self, names: Iterable[str]) -> int:
         """Return the total size of these files."""
@@ -359,7 +359,7 @@ class Manifest:
         known = {name: value[name] for name in (*_FIELDS, *CRITICAL_KEYS) if name in value}
         known |= value["dataset"] | {"labels": value["labels"]["classes"], "offsets": "offsets" in value}
         known["extra"] = {name: part for name, part in value.items() if name not in KNOWN_KEYS}
-        return cls(**built_fields(cls, known), version=(value["version"][0], value["version"][1]))
+        return cls(**parse_fields(cls, known), version=(value["version"][0], value["version"][1]))
 
 
 def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:

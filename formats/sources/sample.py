@@ -24,7 +24,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import official_words
 from shardprep.formats.runtime.files import name_in_os_errors, user_path
-from shardprep.formats.runtime.progress import NoProgress, Progress, checked_int
+from shardprep.formats.runtime.progress import NoProgress, Progress, check_int
 
 PHOTOGRAPHS = 25
 MAX_NUMBER_GAP = 400  # the real set numbers train images with gaps and with up to 5 digits
@@ -84,11 +84,11 @@ class SamplePlan:
 
     def __post_init__(self) -> None:
         for name in ("classes", "train_per_class", "val", "test"):
-            checked_int(getattr(self, name), name.replace("_", "-"), least=1)
+            check_int(getattr(self, name), name.replace("_", "-"), least=1)
         most = len(official_words())
         if self.classes > most:
             raise UsageError(f"classes is {self.classes}; ILSVRC12 has {most} to choose from")
-        checked_int(self.seed, "seed", least=0)
+        check_int(self.seed, "seed", least=0)
 
     @cached_property
     def wnids(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
-from shardprep.formats.runtime.json_record import built
+from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags, is_number
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
@@ -454,7 +454,7 @@ class SourceOptions:
         hints, found = get_type_hints(cls), {}
         for name in cls._kept_names():
             with suppress(LookupError, TypeError, ValueError):
-                found[name] = built(hints[name], source[name])
+                found[name] = parse_as(hints[name], source[name])
         return cls(**found)
 
 

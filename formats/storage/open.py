@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, OutputBusy, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
 from shardprep.formats.runtime.json_record import JsonRecord, canonical_json, sha256_of
-from shardprep.formats.runtime.progress import byte_count, checked_int, count_of
+from shardprep.formats.runtime.progress import byte_count, check_int, count_of
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
     Dataset,
@@ -147,7 +147,7 @@ def cached_place(
             )
         if not isinstance(cache_limit, SupportsIndex | None):
             cache_limit = byte_count(cache_limit, of="cache_limit")
-        limit = None if cache_limit is None else checked_int(cache_limit, "cache_limit", least=1)
+        limit = None if cache_limit is None else check_int(cache_limit, "cache_limit", least=1)
         from shardprep.formats.storage.cache import FileSource  # start-up time: asyncio
 
         return FileSource(place, user_path(cache).absolute(), limit)

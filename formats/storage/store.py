@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import FULL_ERRNOS, Owner, flush_file, no_space, redact, user_path
-from shardprep.formats.runtime.progress import checked_int, checked_seconds
+from shardprep.formats.runtime.progress import check_int, check_seconds
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -339,8 +339,8 @@ class RetryPolicy:
     timeout_s: float
 
     def __post_init__(self) -> None:
-        checked_int(self.retries, "retries", least=0)
-        seconds = checked_seconds(self.timeout_s, "timeout_s", above=0)
+        check_int(self.retries, "retries", least=0)
+        seconds = check_seconds(self.timeout_s, "timeout_s", above=0)
         object.__setattr__(self, "timeout_s", min(seconds, WHOLE_FILE.total_seconds()))
 
 

@@ -23,7 +23,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
-from shardprep.formats.runtime.progress import Progress, tell_shards
+from shardprep.formats.runtime.progress import Progress, report_shards
 from shardprep.formats.runtime.work_folder import noting_kept
 from shardprep.formats.shards.dataset import USUAL_ORDER
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
@@ -347,7 +347,7 @@ class TransferRun:
             self.progress.at(0, sum(each.done for each in transfers))
             if (done := sum(each.is_done for each in shards)) > told:
                 told = done
-                tell_shards(self.progress, done, len(shards))
+                report_shards(self.progress, done, len(shards))
 
         def done() -> str:
             count = sum(each.is_done for each in transfers)

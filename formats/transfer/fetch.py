@@ -12,7 +12,7 @@ from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry
@@ -167,11 +167,11 @@ def fetch(
         OperationError: RemoteFailed, OutputBusy or NoSpace.
         OSError: A file cannot be written.
     """
-    at_once = checked_int(at_once, "at_once", least=1)
+    at_once = check_int(at_once, "at_once", least=1)
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
-    target, progress = user_path(folder), shown(progress)
+    target, progress = user_path(folder), progress_or_bar(progress)
     if shards is not None:
-        shards = [checked_int(number, "the number of a shard", least=0) for number in shards]
+        shards = [check_int(number, "the number of a shard", least=0) for number in shards]
     with LoopThread(threads=at_once) as loop:
         found = loop.run(find_datasets(place, policy))
         if "" not in found:

@@ -31,7 +31,7 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
 from shardprep.formats.shards.dataset import refuse_in_dataset, splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
@@ -118,7 +118,7 @@ def publish(
         OperationError: RemoteFailed or RemoteDenied.
         OSError: A file cannot be read.
     """
-    at_once = checked_int(at_once, "at_once", least=1)
+    at_once = check_int(at_once, "at_once", least=1)
     place, policy = Location.parse(url), RetryPolicy(retries, timeout_s)
     refuse_unwritable(place)
     source = user_path(folder)
@@ -133,7 +133,7 @@ def publish(
                 path=path,
             )
     with LoopThread(threads=at_once) as loop:
-        transfers = TransferRun(loop, at_once, shown(progress))
+        transfers = TransferRun(loop, at_once, progress_or_bar(progress))
         places = {}
         if "" not in local:
             loop.run(refuse_dataset(place, policy))
@@ -426,7 +426,7 @@ def convert_to_url(
     Raises:
         ShardprepError: The errors of :func:`~.convert.convert` and :func:`~.publish.publish`.
     """
-    progress, place = shown(progress), Location.parse(url)
+    progress, place = progress_or_bar(progress), Location.parse(url)
     conversion = Conversion(
         source,
         _scratch_for(place.url) if scratch is None else scratch,

@@ -22,7 +22,7 @@ from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, S
 from shardprep.formats.runtime.files import publish, user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.progress import Progress, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
@@ -87,7 +87,7 @@ def repair(
     for given in (origin, None if root is None else user_path(root)):
         if isinstance(given, Path) and not given.exists():  # also if there is nothing to repair
             raise UsageError("does not exist; correct the path", path=given)
-    path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
+    path, runner = user_path(dataset), JobRunner(workers, executor, progress_or_bar(progress))
     verified = partial(verify, path, workers=workers, executor=executor, progress=runner.progress)
     refuse_cached(path)
     refuse_folder_of_splits(path)

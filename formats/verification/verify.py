@@ -33,7 +33,7 @@ from shardprep.formats.runtime.jobs import (
 )
 from shardprep.formats.runtime.loop_thread import LoopThread, run_all
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
-from shardprep.formats.runtime.progress import Progress, checked_int, shown
+from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.manifest import (
@@ -141,7 +141,7 @@ def verify(
             report.findings.append(Finding(MANIFEST_NAME, error.message))
             return report
         report.dataset = files.folder
-        _Verification(files, report, manifest, workers, executor, shown(progress)).run()
+        _Verification(files, report, manifest, workers, executor, progress_or_bar(progress)).run()
         return report
 
 
@@ -435,7 +435,7 @@ class _Verification:
         records, size = sum(file.records for file in files if file.name in room), int(sizes.sum())
         asked = usable_cpus() if self.workers is None else self.workers
         most = self.files.most_at_once(check.entry.size for check in checks)
-        count = max(1, min(most, checked_int(asked, "workers", least=0)))
+        count = max(1, min(most, check_int(asked, "workers", least=0)))
         made: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
         sent = []

@@ -17,7 +17,7 @@ import numpy as np
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
 from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
-from shardprep.formats.runtime.progress import checked_int, checked_seconds
+from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import BatchRequest, Dispatcher, EngineRun, Plan
@@ -274,10 +274,10 @@ class Engine(Owner, Closable):
         skip_crashes: bool = False,
         owner: str = "engine",
     ) -> None:
-        checked_int(workers, "workers", least=0)
-        checked_int(slots, "slots", least=MIN_SLOTS)
+        check_int(workers, "workers", least=0)
+        check_int(slots, "slots", least=MIN_SLOTS)
         if deadline is not None:
-            checked_seconds(deadline, "deadline", above=0)
+            check_seconds(deadline, "deadline", above=0)
         if workers:
             refuse_in_main_import()
         if workers and multiprocessing.current_process().daemon:

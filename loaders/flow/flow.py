@@ -15,7 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.processes import MOST_WORKERS
-from shardprep.formats.runtime.progress import Progress, check_flags, checked_int, checked_seconds, seed_of
+from shardprep.formats.runtime.progress import Progress, check_flags, check_int, check_seconds, check_seed
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.batches.passes import Passes, ending, refuse_sampler
@@ -167,7 +167,7 @@ class Flow(Closable):
         expensive steps (``map``, ``batch``) into ``make``. Raises UsageError for fewer than one part, and in
         a pass if the result of ``make`` is not iterable.
         """
-        return Flow(sources.FromParts(Function(make), checked_int(parts, "the number of parts", least=1)))
+        return Flow(sources.FromParts(Function(make), check_int(parts, "the number of parts", least=1)))
 
     @staticmethod
     def from_dataset(
@@ -237,7 +237,7 @@ class Flow(Closable):
         file. Labels are ints. As in :class:`.FakeData`, images are read-only and repeat after a few different
         ones; each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
-        items = checked_int(items, "the number of items", least=0)
+        items = check_int(items, "the number of items", least=0)
         return Flow(sources.FromFakeData(sources.MadeUp(1, size, encoded, seconds, seed), items))
 
     # Steps on each item
@@ -284,15 +284,15 @@ class Flow(Closable):
             UsageError: The arguments contradict each other.
         """
         check_flags(ordered=ordered, drop_none=drop_none, random=random)
-        threads = checked_int(threads, "threads", least=0, most=MOST_WORKERS)
-        processes = checked_int(processes, "processes", least=0, most=MOST_WORKERS)
+        threads = check_int(threads, "threads", least=0, most=MOST_WORKERS)
+        processes = check_int(processes, "processes", least=0, most=MOST_WORKERS)
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function.of_item(function, random=random)
-        options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": seed_of(seed)}
+        options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": check_seed(seed)}
         if processes:
             if deadline is not None:
-                checked_seconds(deadline, "a deadline", above=0)
+                check_seconds(deadline, "a deadline", above=0)
             options |= {"processes": processes, "ordered": ordered, "deadline": deadline}
             is_single = isinstance(outputs, ArraySpec)
             return Flow(
@@ -360,7 +360,7 @@ class Flow(Closable):
         shuffled. Otherwise about half a window of items is held in memory.
         """
         return Flow(
-            steps.LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
+            steps.LocallyShuffled(self.node, check_int(window, "a shuffle window", least=1), check_seed(seed))
         )
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
@@ -376,7 +376,7 @@ class Flow(Closable):
         Raises:
             UsageError: In a pass: items of a batch differ in form, shape or dtype.
         """
-        return Flow(steps.Batch(self.node, checked_int(size, "a batch size", least=1), remainder, as_list))
+        return Flow(steps.Batch(self.node, check_int(size, "a batch size", least=1), remainder, as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
         """Like :meth:`batch`, but each batch has items of equal shapes, and is yielded when it is full.
@@ -384,7 +384,7 @@ class Flow(Closable):
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
         them; kept batches come in the order of their first items.
         """
-        return Flow(steps.BatchByShape(self.node, checked_int(size, "a batch size", least=1), remainder))
+        return Flow(steps.BatchByShape(self.node, check_int(size, "a batch size", least=1), remainder))
 
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.
@@ -406,16 +406,16 @@ class Flow(Closable):
         With n passes, pass p runs the passes p * n to p * n + n - 1 of this flow. Raises UsageError for an
         infinite flow, and for repeating an empty flow forever.
         """
-        number = None if passes is None else checked_int(passes, "the number of passes", least=0)
+        number = None if passes is None else check_int(passes, "the number of passes", least=0)
         return Flow(steps.Repeat(self.node, number))
 
     def take(self, count: int) -> Flow:
         """Keep the first ``count`` items of each pass."""
-        return Flow(steps.Take(self.node, checked_int(count, "the number of items to take", least=0)))
+        return Flow(steps.Take(self.node, check_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
         """Leave out the first ``count`` items of each pass, without making them if items have numbers."""
-        return Flow(steps.Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
+        return Flow(steps.Skip(self.node, check_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
         """Append the items of ``others``. Raises UsageError if a flow before the last is infinite."""
@@ -463,7 +463,7 @@ class Flow(Closable):
 
     def prefetch(self, items: int = 2) -> Flow:
         """Run all steps before this one in a thread, at most ``items`` items ahead."""
-        return Flow(Prefetch(self.node, checked_int(items, "the number of items to prefetch", least=1)))
+        return Flow(Prefetch(self.node, check_int(items, "the number of items to prefetch", least=1)))
 
     def in_process(self, *, ahead: int = 64) -> Flow:
         """Run all steps before this one in another process, at most max(``ahead``, 4) items ahead.
@@ -476,11 +476,11 @@ class Flow(Closable):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
         if has(self.node, steps.Cache):  # the cache would be lost with the process
             raise UsageError("a cache() cannot be kept in another process; put it after in_process()")
-        return Flow(InProcess(self.node, checked_int(ahead, "the number of items to run ahead", least=1)))
+        return Flow(InProcess(self.node, check_int(ahead, "the number of items to run ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:
         """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""
-        return Flow(steps.Print(self.node, checked_int(items, "the number of items to print", least=0)))
+        return Flow(steps.Print(self.node, check_int(items, "the number of items to print", least=0)))
 
     def _nodes(self, others: Sequence[Flow]) -> tuple[Node, ...]:
         if not all(isinstance(other, Flow) for other in others):
@@ -491,7 +491,7 @@ class Flow(Closable):
 
     def peek(self, items: int = 1) -> list[Any]:
         """Return the first ``items`` items of pass 0 as a list, and close the pass."""
-        count = checked_int(items, "the number of items", least=0)
+        count = check_int(items, "the number of items", least=0)
         with ending(self.at_pass(0)) as found:
             return [item for _, item in zip(range(count), found, strict=False)]
 
@@ -531,7 +531,7 @@ class Flow(Closable):
         return self._meter.count(items, now.meter)
 
     def _pass(self, number: int) -> PassContext:
-        return PassContext(checked_int(number, "the number of a pass", least=0), self._kept)
+        return PassContext(check_int(number, "the number of a pass", least=0), self._kept)
 
     @property
     def parts(self) -> int:
@@ -540,7 +540,7 @@ class Flow(Closable):
 
     def part(self, pass_number: int, number: int) -> Iterator[Any]:
         """Begin one part of a pass. Raises UsageError for a part that does not exist."""
-        if checked_int(number, "the number of a part", least=0) >= self.parts:
+        if check_int(number, "the number of a part", least=0) >= self.parts:
             raise UsageError(f"this flow has the parts 0 to {self.parts - 1}, not {number}")
         now, node = self._pass(pass_number), self.node if self.parts > 1 else None
         return node.part(now, number) if isinstance(node, sources.FromParts) else self._counted(now)
@@ -751,7 +751,7 @@ class FakeData(Flow):
     ) -> None:
         self._data = sources.MadeUp(batch_size, size, encoded, seconds, seed, classes)
         super().__init__(
-            sources.FromFakeBatches(self._data, checked_int(batches, "the number of batches", least=0))
+            sources.FromFakeBatches(self._data, check_int(batches, "the number of batches", least=0))
         )
 
     @property
@@ -761,7 +761,7 @@ class FakeData(Flow):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next_place = FlowPlace(checked_int(epoch, "the number of an epoch", least=0))
+        self._next_place = FlowPlace(check_int(epoch, "the number of an epoch", least=0))
         self._current = self._next_place, PassMeter()
 
     @property

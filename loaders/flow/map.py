@@ -22,7 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED, is_whole
 from shardprep.formats.runtime.files import Owner, cached_property
-from shardprep.formats.runtime.progress import check_flags, seed_of
+from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import Function, InPlace, Length, Node, PassContext, Step, numbered
 from shardprep.loaders.loader.stats import GroupTimes
@@ -168,7 +168,7 @@ class MapComponent(PerItem):
     def __post_init__(self) -> None:
         _check(self.component)
         check_flags(random=self.random)
-        seed_of(self.seed)
+        check_seed(self.seed)
 
     def result(self, now: PassContext, item: Any, number: int) -> Any:
         value = _component(item, self.component, number)

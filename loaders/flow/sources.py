@@ -23,7 +23,7 @@ from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import SPACES, ItemForm
 from shardprep.formats.runtime.files import Closable, Finalizer, Owner, cached_property, user_path
-from shardprep.formats.runtime.progress import check_flags, checked_int, checked_seconds, seed_of
+from shardprep.formats.runtime.progress import check_flags, check_int, check_seconds, check_seed
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
@@ -170,7 +170,7 @@ class FromFiles(Fetched):
         else:
             of_each = _given(labels, paths, top)
             digests += f" labels={crc32(repr(of_each).encode()):08x}"
-        return cls(top, paths, of_each, None if seed is None else seed_of(seed), digests)
+        return cls(top, paths, of_each, None if seed is None else check_seed(seed), digests)
 
     @property
     def length(self) -> Length:
@@ -199,7 +199,7 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
         labels = [labels[path] for path in paths]
     if len(labels) != len(paths):
         raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)
-    return tuple(checked_int(label, "a label", least=-1) for label in labels)
+    return tuple(check_int(label, "a label", least=-1) for label in labels)
 
 
 def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
@@ -475,10 +475,10 @@ class MadeUp:
             raise UsageError(f"size must be (height, width), not {self.size!r}")
         sides = [("each side of size", side) for side in self.size]
         for name, value in [("batch_size", self.batch_size), ("classes", self.classes), *sides]:
-            checked_int(value, name, least=1)
-        checked_seconds(self.seconds, "the time per record")
+            check_int(value, name, least=1)
+        check_seconds(self.seconds, "the time per record")
         check_flags(encoded=self.encoded)
-        seed_of(self.seed)
+        check_seed(self.seed)
         self._records  # noqa: B018 - in advance, so that the first batch takes no longer than others
 
     def __reduce__(self) -> tuple[Any, ...]:

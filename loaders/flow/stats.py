@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import checked_seconds, count_of
+from shardprep.formats.runtime.progress import check_seconds, count_of
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.map import PerItem
@@ -208,7 +208,7 @@ def measure(passes: Iterable[Iterable[Any]], *, has_rows: bool, seconds: float) 
 
     At least one item is measured after the first. Raises UsageError for a pass without items.
     """
-    seconds = checked_seconds(seconds, "the time to measure")
+    seconds = check_seconds(seconds, "the time to measure")
     found = Counter[str]()
 
     def drawn() -> Generator[Any, None, None]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.runtime.progress import check_flags, seed_of
+from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import ending, ending_all
 from shardprep.loaders.batches.stack import grouped, grouped_by_shape, listed, padded, rows_of, stack
 from shardprep.loaders.flow.node import (
@@ -453,7 +453,7 @@ class RandomlyCombined(Combined):
                 f"weights are finite numbers, not negative and not all 0, one for each of {len(nodes)} flows, "
                 f"this flow's first; not {weights!r}"
             )
-        return cls(nodes, given, seed_of(seed))
+        return cls(nodes, given, check_seed(seed))
 
     @property
     def proportions(self) -> list[int]:

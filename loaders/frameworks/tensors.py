@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.progress import byte_count, checked_int
+from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.slots import NUMBERS
@@ -178,7 +178,7 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *
     if isinstance(capacity, str):
         size = _batch_bytes(passes, element_spec, waits=waits)
         return max(1, byte_count(capacity, of="a capacity") // max(1, size))
-    return checked_int(capacity, "a capacity, without a unit such as MiB,", least=1)
+    return check_int(capacity, "a capacity, without a unit such as MiB,", least=1)
 
 
 def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owner
-from shardprep.formats.runtime.progress import checked_int
+from shardprep.formats.runtime.progress import check_int
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.sources import FromIterable
@@ -73,7 +73,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
     Raises:
         UsageError: The signature is neither given nor known, or ``prefetch`` is not a number.
     """
-    prefetch, passes = checked_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
+    prefetch, passes = check_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
     element_spec = signature_of(passes, signature)
     dataset = _pulled(passes, element_spec)
     if (length := passes.steady_length) is not None:
@@ -491,7 +491,7 @@ class StagingInput(FeederInput):
         depth: int = 1,
         signature: Any = None,
     ) -> None:
-        checked_int(depth, "a depth", least=1)
+        check_int(depth, "a depth", least=1)
         if device and strategy:
             raise UsageError(f"a strategy has its own devices: leave out device={device!r}")
         self._strategy = strategy
@@ -638,7 +638,7 @@ class TensorInput(DirectInput):
     def __init__(self, make: Callable[[], Any], *, length: int | None = None, signature: Any = None) -> None:
         if not callable(make):
             raise UsageError(f"make must be a function that returns tensors, not {make!r}")
-        length = None if length is None else checked_int(length, "length", least=0)
+        length = None if length is None else check_int(length, "length", least=0)
         if signature is None:
             with tf.Graph().as_default():  # for static shapes only
                 signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())

@@ -28,7 +28,7 @@ from shardprep.formats.images.decode import (
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.processes import MOST_WORKERS, usable_cpus
-from shardprep.formats.runtime.progress import check_flags, checked_int, count_of
+from shardprep.formats.runtime.progress import check_flags, check_int, count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.open import Collection, open_records
@@ -194,7 +194,7 @@ class Loader(Owner, Closable):
         check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
         check_flags(drop_last=drop_last, with_numbers=with_numbers)
         given = usable_cpus() if workers == "auto" else workers
-        self._workers = checked_int(given, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
+        self._workers = check_int(given, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
@@ -238,7 +238,7 @@ class Loader(Owner, Closable):
                 with_image=wanted.with_image,
                 files=FileSource.of(self.dataset),
             )
-            self._read_ahead = checked_int(read_ahead, "read_ahead, in bytes,", least=0)
+            self._read_ahead = check_int(read_ahead, "read_ahead, in bytes,", least=0)
             self._shards: ShardFeed | None = None  # of a dataset at a URL
             if isinstance(self.dataset, CachedDataset):
                 used = ShardFiles(files, with_image=wanted.with_image)
@@ -478,7 +478,7 @@ class Loader(Owner, Closable):
         """
         epoch = self._next
         try:
-            numbers = [checked_int(step, "each of the steps", least=0) for step in steps]
+            numbers = [check_int(step, "each of the steps", least=0) for step in steps]
         except TypeError as error:
             raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
         plan = epoch.plan.passing(numbers, start=epoch.start)

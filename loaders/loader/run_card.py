@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from shardprep.formats.errors import ShardprepError, UsageError
-from shardprep.formats.runtime.json_record import JsonRecord, built
+from shardprep.formats.runtime.json_record import JsonRecord, parse_as
 from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.order.epoch import Shuffle
@@ -325,7 +325,7 @@ def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transfo
 
 
 def _difference(there: Any, here: Any) -> tuple[str, str] | None:
-    one, other = (built(TransformCard | None, each) for each in (there, here))
+    one, other = (parse_as(TransformCard | None, each) for each in (there, here))
     named = differing_transforms(*(each and replace(each, identity=None) for each in (one, other)))
     if named or one is None or other is None:
         return named

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.files import (
     user_path,
     user_paths,
 )
-from shardprep.formats.runtime.json_record import JsonRecord, built_fields, is_within, sha256_of
+from shardprep.formats.runtime.json_record import JsonRecord, is_within, parse_fields, sha256_of
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
@@ -143,7 +143,7 @@ class LogEntry(JsonRecord):
         if "card" not in value:
             raise DataError("is a state without a card, from an older release")
         try:
-            part = cls(**built_fields(cls, {"origin": 0, "passed": []} | value))
+            part = cls(**parse_fields(cls, {"origin": 0, "passed": []} | value))
             checked_ranges(part.passed, MAX_RECORDS)
             if not part.origin <= part.start <= part.place <= MAX_RECORDS:
                 raise ValueError(f"its places are {part.origin}, {part.start} and {part.place}")

@@ -17,8 +17,8 @@ from markupsafe import Markup
 from shardprep.formats.errors import DataError
 from shardprep.formats.reports.pages import bars, line_chart, page, shown_number, shown_share
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.progress import size
+from shardprep.formats.runtime.json_record import parse_as
+from shardprep.formats.runtime.progress import format_size
 from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time
@@ -48,11 +48,11 @@ class RunValues:
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
-                tuple(map(_stage, built(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
-                built(str, verdict["limit"]),
+                tuple(map(_stage, parse_as(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
+                parse_as(str, verdict["limit"]),
                 number_in(verdict["rate"]),
-                built(str, verdict["unit"]),
-                built(str, verdict["sentence"]),
+                parse_as(str, verdict["unit"]),
+                parse_as(str, verdict["sentence"]),
                 *_course(values),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -65,18 +65,18 @@ def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     """Return the parts of the time and their length; for an input, its loader's."""
     while within := values.get("source") or values.get("loader"):
         values = within
-    found = built(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
+    found = parse_as(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
     parts = [[number_in(part[name]) for name in COURSE] for part in found]
     seconds = number_in(found[0]["seconds"]) if found else 0.0
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
 def _stage(load: Mapping[str, Any]) -> StageLoad:
-    place: Any = built(str, load["place"])
+    place: Any = parse_as(str, load["place"])
     shares = {name: number_in(load[name], most=1.0) for name in ("utilisation", "starved", "blocked")}
     limit = math.inf if load["limit"] is None else number_in(load["limit"])
     return StageLoad(
-        built(str, load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares
+        parse_as(str, load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares
     )
 
 
@@ -104,7 +104,7 @@ def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tupl
         p50, p99 = (1e3 * number_in(bench[name]) for name in ("gap_p50", "gap_p99"))
         facts.append(("between batches", f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"))
     if "bytes_per_second" in bench:
-        facts.append(("encoded images", f"{size(number_in(bench['bytes_per_second']))}/s"))
+        facts.append(("encoded images", f"{format_size(number_in(bench['bytes_per_second']))}/s"))
     if "workers" in stats:
         cpus = number_in(stats["cpus"])
         facts.append(("workers", f"{number_in(stats['workers']):.0f} on {cpus:.0f} CPUs"))
@@ -119,9 +119,9 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
         return None
     runs = sorted(
         (number_in(run["value"]), number_in(run["images_per_second"]))
-        for run in built(tuple[Any, ...], sweep["runs"])[:MOST_RUNS]
+        for run in parse_as(tuple[Any, ...], sweep["runs"])[:MOST_RUNS]
     )
-    option, most = built(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
+    option, most = parse_as(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
     knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
     text = f"{option} {knee:,.0f} reaches {rate:,.0f} images/s"
     less = f", {shown_share(rate / most)} of the best rate" if rate < most else ", the best rate"
@@ -137,7 +137,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
     if disk:
-        found = built(tuple[Any, ...], disk["random"])
+        found = parse_as(tuple[Any, ...], disk["random"])
         patterns = {"the loader's pattern": disk["stream"]} | {
             f"random, {number_in(reads['queue_depth']):.0f} at once": reads
             for reads in found[:1] + found[1:][-1:]
@@ -156,9 +156,12 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if len(rows) < 2:
         return None
     chart = bars(
-        rows, title="Encoded images read", axis="bytes per second", show=lambda value: f"{size(value)}/s"
+        rows,
+        title="Encoded images read",
+        axis="bytes per second",
+        show=lambda value: f"{format_size(value)}/s",
     )
-    return {"text": built(str, against["sentence"]) if against else "", "chart": chart}
+    return {"text": parse_as(str, against["sentence"]) if against else "", "chart": chart}
 
 
 BATCHES = 4  # per point of a chart; fewer would show single batches instead of the rate
@@ -200,14 +203,14 @@ def timeline(trace: Any) -> Part:
 
     Raises KeyError, TypeError, ValueError or AttributeError for anything else.
     """
-    events = built(tuple[Any, ...], trace["traceEvents"])
+    events = parse_as(tuple[Any, ...], trace["traceEvents"])
     names = {
-        event["tid"]: built(str, event["args"]["name"])
+        event["tid"]: parse_as(str, event["args"]["name"])
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
     found = [  # times in microseconds
-        (number_in(each["ts"]), number_in(each["dur"]), int(each["tid"]), built(str, each["name"]))
+        (number_in(each["ts"]), number_in(each["dur"]), int(each["tid"]), parse_as(str, each["name"]))
         for each in events
         if each["ph"] == "X" and each["cat"] in KINDS
     ]

@@ -25,7 +25,7 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.schema import Field, is_masked
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import checked_int, count_of, seed_of
+from shardprep.formats.runtime.progress import check_int, check_seed, count_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of
 from shardprep.formats.shards.manifest import box_columns
@@ -337,8 +337,8 @@ def plan_of(
         dataset=subset.identity,
         shard_counts=subset.shard_counts,
         shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
-        seed=seed_of(seed),
-        batch_size=checked_int(batch_size, "batch_size", least=1),
+        seed=check_seed(seed),
+        batch_size=check_int(batch_size, "batch_size", least=1),
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.progress import checked_int, checked_seconds
+from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -66,8 +66,8 @@ class FrameReceiver(Receiver):
         high_water_mark: int = 4,
     ) -> None:
         endpoints = endpoints_of(endpoint)
-        senders = checked_int(senders, "senders", least=1)
-        high_water_mark = checked_int(high_water_mark, "high_water_mark", least=1)
+        senders = check_int(senders, "senders", least=1)
+        high_water_mark = check_int(high_water_mark, "high_water_mark", least=1)
         if not bind and (senders > 1 or len(endpoints) > 1):
             raise UsageError("bind=False is for one sender and one endpoint")
         self._shares: Shares[LoadedStep] = Shares(senders=senders, ahead=high_water_mark)
@@ -135,7 +135,7 @@ def send_batches(
             ``batches``, is also reported to the receiver.
     """
     source = Passes(batches)
-    limit = math.inf if timeout is None else checked_seconds(timeout, "timeout")
+    limit = math.inf if timeout is None else check_seconds(timeout, "timeout")
     name = f"{process_name()}:{TOKEN}" if name is None else name
     hello = wire.Hello(name, secrets.token_hex(8), wire.UNSHARED, MAX_LEASE)
     parts = OpenParts(lambda pass_number, part: source.begin())

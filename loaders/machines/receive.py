@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.json_record import built
-from shardprep.formats.runtime.progress import check_flags, checked_int
+from shardprep.formats.runtime.json_record import parse_as
+from shardprep.formats.runtime.progress import check_flags, check_int
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -93,7 +93,7 @@ class RemoteSource(Receiver):
         check_flags(ordered=ordered)
         for each in endpoints_of(endpoint):
             check_endpoint(each, keys, insecure=insecure)
-        ahead = checked_int(ahead, "ahead", least=1)
+        ahead = check_int(ahead, "ahead", least=1)
         if not lease_seconds > 0:
             raise UsageError(f"lease_seconds={lease_seconds}: more than 0 seconds")
         self._ordered = ordered
@@ -185,7 +185,7 @@ class RemoteSource(Receiver):
             raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
         try:
             given = {"step": None, "taken": None} | state | {"pass_number": state.get("pass")}
-            position, terms = built(Position, given), built(wire.SourceTerms | None, state.get("terms"))
+            position, terms = parse_as(Position, given), parse_as(wire.SourceTerms | None, state.get("terms"))
         except (DataError, UnknownVersion, UsageError, TypeError, ValueError) as error:
             raise UsageError(f"not the state of a RemoteSource: {error}") from error
         with self._exclusive.use():

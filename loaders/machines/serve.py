@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.progress import checked_int
+from shardprep.formats.runtime.progress import check_int
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import shared
 from shardprep.loaders.loader.digest import digest_of
@@ -140,7 +140,7 @@ def serve(
             a report to the receiver, which then leases the steps to others.
     """
     check_endpoint(endpoint, keys, insecure=insecure)
-    ahead = checked_int(ahead, "ahead", least=1)
+    ahead = check_int(ahead, "ahead", least=1)
     if not patience >= 0:
         raise UsageError(f"patience={patience}: at least 0 seconds")
     with closing(served(source, identity)) as work:

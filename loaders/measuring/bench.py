@@ -17,7 +17,7 @@ import numpy as np
 
 from shardprep.formats.images.decode import decoder_name
 from shardprep.formats.runtime.processes import lines_of
-from shardprep.formats.runtime.progress import checked_seconds
+from shardprep.formats.runtime.progress import check_seconds
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
@@ -144,7 +144,7 @@ def measure(
         UsageError: ``seconds`` is not a number of 0 or more.
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
-    seconds = checked_seconds(seconds, "the time to measure")
+    seconds = check_seconds(seconds, "the time to measure")
     others, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
         cached = _cached(loader)

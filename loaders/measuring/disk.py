@@ -34,7 +34,7 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.json_record import JsonRecord
-from shardprep.formats.runtime.progress import checked_int, checked_seconds
+from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
@@ -223,9 +223,9 @@ def measure_disk(
         UsageError, ManifestDamaged: The path cannot be measured.
         NoSpace, OSError: The disk fails.
     """
-    seconds = checked_seconds(seconds, "the time to measure")
+    seconds = check_seconds(seconds, "the time to measure")
     if record_bytes is not None:
-        record_bytes = checked_int(record_bytes, "record_bytes", least=1, most=LARGEST_RECORD)
+        record_bytes = check_int(record_bytes, "record_bytes", least=1, most=LARGEST_RECORD)
     path, began = user_path(path), time.monotonic()
     end, why_not = began + seconds, "no folder beside it is writable"
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.progress import byte_count, checked_int
+from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
     NO_OMISSION,
@@ -109,7 +109,7 @@ class LocalShuffle(Shuffle):
             object.__setattr__(self, "window", operator.index(self.window))
         if self._amount() < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
-        object.__setattr__(self, "partitions", checked_int(self.partitions, "partitions", least=1))
+        object.__setattr__(self, "partitions", check_int(self.partitions, "partitions", least=1))
 
     def __repr__(self) -> str:  # stored in the states of flows
         partitions = f", partitions={self.partitions}" if self.partitions > 1 else ""
@@ -453,7 +453,7 @@ class Epoch:
         since: int = 0,
     ) -> None:
         self.plan = plan
-        self.number = checked_int(number, "epoch", least=0, most=(1 << 64) - 1)
+        self.number = check_int(number, "epoch", least=0, most=(1 << 64) - 1)
         self.start = start
         """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.json_record import built_fields, natural, plain
-from shardprep.formats.runtime.progress import checked_int
+from shardprep.formats.runtime.json_record import natural, parse_fields, to_json_value
+from shardprep.formats.runtime.progress import check_int
 
 VERSION = 1
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Receipt:
     @classmethod
     def of(cls, records: npt.ArrayLike | range, *, dataset: str, epoch: int) -> Receipt:
         """Return the receipt for these record numbers."""
-        return cls(dataset, checked_int(epoch, "epoch", least=0, most=(1 << 64) - 1), Tally.of(records))
+        return cls(dataset, check_int(epoch, "epoch", least=0, most=(1 << 64) - 1), Tally.of(records))
 
     @property
     def count(self) -> int:
@@ -164,7 +164,7 @@ class Receipt:
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
         given = {"records": records, "left_out": left_out, "skipped": skipped, "omitted": omitted}
         for name, number in given.items():
-            checked_int(number, name, least=0)
+            check_int(number, name, least=0)
         if given == {"records": records, **kept} and accounted == Tally.of_dataset(records):
             return
         found = (
@@ -183,7 +183,7 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types, which :meth:`from_json` reads."""
-        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        values = {field.name: to_json_value(getattr(self, field.name)) for field in fields(self)}
         if not self.omitted.count:  # releases before 0.4 do not know it
             del values["omitted"]
         return {"version": VERSION} | values
@@ -194,7 +194,7 @@ class Receipt:
         try:
             if value["version"] != VERSION:
                 raise UnknownVersion(f"a receipt of version {value['version']!r}, not {VERSION}")
-            receipt = cls(**built_fields(cls, {"omitted": plain(Tally())} | value))
+            receipt = cls(**parse_fields(cls, {"omitted": to_json_value(Tally())} | value))
             if max(receipt.skipped, default=0) >= 1 << 63:
                 raise ValueError("its record numbers are too large")
         except (KeyError, TypeError, ValueError) as error:

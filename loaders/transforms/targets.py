@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadTarget, UsageError
 from shardprep.formats.images.decode import cv2, decode
 from shardprep.formats.images.header import PNG_SIGNATURE, as_gray
-from shardprep.formats.runtime.progress import checked_int, is_number
+from shardprep.formats.runtime.progress import check_int, is_number
 from shardprep.loaders.transforms.contract import Array, ArraySpec, TransformInput, check_choice
 from shardprep.loaders.transforms.geometry import Places, Span, Turn
 
@@ -59,7 +59,7 @@ class TargetOptions:
             )
         if self.box_labels is not None and self.boxes is None:
             raise UsageError(f"box_labels={self.box_labels!r} needs boxes, the column of their boxes")
-        checked_int(self.max_boxes, "max_boxes", least=1, most=MOST_BOXES)
+        check_int(self.max_boxes, "max_boxes", least=1, most=MOST_BOXES)
         if not is_number(self.min_box) or not 0 <= self.min_box <= 1:
             raise UsageError(f"min_box must be a share of a box's area, 0 to 1, not {self.min_box!r}")
         check_choice("box_units", self.box_units, ("fractions", "pixels"))

@@ -17,7 +17,7 @@ from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.images.header import EXTREME_ASPECT
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import check_flags, checked_int, is_number
+from shardprep.formats.runtime.progress import check_flags, check_int, is_number
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -167,7 +167,7 @@ class ImageTransform(TargetOptions, ABC):
     def _sides(self) -> tuple[int, int]:
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
         with suppress(UsageError, ValueError):  # ValueError if there are not two
-            height, width = (checked_int(side, "size", least=1, most=MAX_SIDE) for side in sides)
+            height, width = (check_int(side, "size", least=1, most=MAX_SIDE) for side in sides)
             return height, width
         raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
 
@@ -324,7 +324,7 @@ class EvalTransform(ImageTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("rounding", self.rounding, get_args(Rounding))
-        checked_int(self.resize, "resize, at least the size,", least=max(self._sides), most=MAX_SIDE)
+        check_int(self.resize, "resize, at least the size,", least=max(self._sides), most=MAX_SIDE)
 
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         smallest = min(image.size)

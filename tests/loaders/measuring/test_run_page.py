@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats.errors import DataError
-from shardprep.formats.runtime.json_record import json_of
+from shardprep.formats.runtime.json_record import read_json_file
 from shardprep.loaders import EvalTransform, FakeData, Loader
 from shardprep.loaders.loader.run_page import RunValues, run_page
 from shardprep.loaders.measuring import tracing
@@ -57,7 +57,7 @@ def test_the_commands_write_the_page_of_a_run(
     done = prep_here("report", "--run", tmp_path / "stats.json", *words)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     words = ["--seconds", "0.1", "--workers", "0", "--batch-size", "4", "--size", "32", "--json"]
-    monkeypatch.setitem(json_of.__kwdefaults__, "most", 1000)  # a trace may be larger than other files
+    monkeypatch.setitem(read_json_file.__kwdefaults__, "most", 1000)  # a trace may be larger than other files
     words += ["--trace", tmp_path / "new.json", "--html", tmp_path / "bench.html"]
     benched = prep_here("bench-loader", lmdb_shards, *words)
 
