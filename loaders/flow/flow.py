@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import count, zip_longest
+from itertools import count, islice, zip_longest
 from typing import Any, Literal
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
@@ -29,10 +29,10 @@ from shardprep.loaders.flow.node import (
     PassContext,
     PassMeter,
     PassResources,
-    has,
+    contains,
     walk,
 )
-from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
+from shardprep.loaders.flow.process_map import InProcess, ProcessMap, check_outputs
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import Remainder
 from shardprep.loaders.loader.run_card import TransformRule, kept_transform, refuse_another
@@ -44,22 +44,24 @@ STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class FlowPlace:
+class FlowPosition:
     """The position in pass ``pass_number`` after ``items`` items."""
 
     pass_number: int = 0
     items: int = 0
 
 
-def check_place(node: Node, place: FlowPlace) -> None:
+def check_position(node: Node, position: FlowPosition) -> None:
     """Raise UsageError if a pass cannot begin at this position."""
-    if place.items and not node.can_pick:
+    if position.items and not node.can_pick:
         raise UsageError(
-            f"{_first_without_numbers(node).label} has no items by number, so this flow can only continue at "
+            f"{_first_unpickable(node).label} has no items by number, so this flow can only continue at "
             "the beginning of a pass: take its state between two passes"
         )
-    if place.items and place.items > node.length.items:
-        raise UsageError(f"not the state of this flow: a pass has {node.length}, and not {place.items} items")
+    if position.items and position.items > node.length.items:
+        raise UsageError(
+            f"not the state of this flow: a pass has {node.length}, and not {position.items} items"
+        )
 
 
 def structure_of(node: Node) -> Iterator[str]:
@@ -70,32 +72,32 @@ def structure_of(node: Node) -> Iterator[str]:
         yield from (prefix + line for line in structure_of(source))
 
 
-def _first_without_numbers(node: Node) -> Node:
+def _first_unpickable(node: Node) -> Node:
     for source in node.sources:
         if not source.can_pick:
-            return _first_without_numbers(source)
+            return _first_unpickable(source)
     return node
 
 
 @dataclass(frozen=True)
 class FlowItems(NumberedItems):
-    """The items of pass 0 of a ``node`` that can pick. ``kept`` are its flow's resources, None elsewhere."""
+    """The items of pass 0 of a ``node`` that can pick. ``resources`` are its flow's, None elsewhere."""
 
     node: Node
-    kept: PassResources | None = None
+    resources: PassResources | None = None
 
     def __len__(self) -> int:
         return self.node.length.items
 
     def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.node.pick(PassContext(0, self.kept or PassResources()), numbers)
+        return self.node.pick(PassContext(0, self.resources or PassResources()), numbers)
 
     def elsewhere(self) -> NumberedItems | None:
-        node = _alone(self.node)
-        return None if has(node, ProcessMap | InProcess) else FlowItems(node)
+        node = _without_workers(self.node)
+        return None if contains(node, ProcessMap | InProcess) else FlowItems(node)
 
 
-def _alone(node: Node) -> Node:
+def _without_workers(node: Node) -> Node:
     """Return the node without the threads and processes of its last maps: the writing workers replace them.
 
     Declared outputs are kept, because they may change the dtype of a result.
@@ -104,8 +106,10 @@ def _alone(node: Node) -> Node:
         return node
     if isinstance(node, ThreadMap | ProcessMap):
         options = {name: getattr(node, name) for name in ("drop_none", "random", "seed")}
-        return Map(_alone(node.source), node.function, **options)
-    return replace(node, source=_alone(node.source)) if isinstance(node, Map | MapComponent) else node
+        return Map(_without_workers(node.source), node.function, **options)
+    return (
+        replace(node, source=_without_workers(node.source)) if isinstance(node, Map | MapComponent) else node
+    )
 
 
 class Flow(Closable):
@@ -128,10 +132,10 @@ class Flow(Closable):
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._kept = PassResources()
-        self._next_place = FlowPlace()
-        self._current = self._next_place, PassMeter()  # start of the current pass, and its counters
-        self._waiting: FlowPlace | None = None  # of an iterator that was not asked for an item yet
+        self._resources = PassResources()
+        self._next_position = FlowPosition()
+        self._current = self._next_position, PassMeter()  # start of the current pass, and its counters
+        self._pending: FlowPosition | None = None  # of an iterator that was not asked for an item yet
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
     # Sources
@@ -296,7 +300,7 @@ class Flow(Closable):
             options |= {"processes": processes, "ordered": ordered, "deadline": deadline}
             is_single = isinstance(outputs, ArraySpec)
             return Flow(
-                ProcessMap(self.node, call, outputs=declared(outputs), is_single=is_single, **options)
+                ProcessMap(self.node, call, outputs=check_outputs(outputs), is_single=is_single, **options)
             )
         if outputs is not None or deadline is not None:
             raise UsageError("outputs and deadline are for a map with processes; give their number")
@@ -472,9 +476,9 @@ class Flow(Closable):
         is closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
         closures need cloudpickle. Raises UsageError if there are steps with processes or caches before it.
         """
-        if has(self.node, ProcessMap | InProcess):
+        if contains(self.node, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
-        if has(self.node, steps.Cache):  # the cache would be lost with the process
+        if contains(self.node, steps.Cache):  # the cache would be lost with the process
             raise UsageError("a cache() cannot be kept in another process; put it after in_process()")
         return Flow(InProcess(self.node, check_int(ahead, "the number of items to run ahead", least=1)))
 
@@ -492,8 +496,8 @@ class Flow(Closable):
     def peek(self, items: int = 1) -> list[Any]:
         """Return the first ``items`` items of pass 0 as a list, and close the pass."""
         count = check_int(items, "the number of items", least=0)
-        with ending(self.at_pass(0)) as found:
-            return [item for _, item in zip(range(count), found, strict=False)]
+        with ending(self.at_pass(0)) as drawn:
+            return list(islice(drawn, count))
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
         """Measure for ``seconds`` seconds how fast a consumer that does nothing gets passes 0, 1, ...
@@ -513,25 +517,25 @@ class Flow(Closable):
     def __iter__(self) -> Iterator[Any]:
         """Iterate the next pass, or from where a loaded state was taken; it begins with its first item."""
         self._transforms  # noqa: B018 - before calls in this process change them
-        self._waiting = self._next_place
+        self._pending = self._next_position
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        start, self._next_place = self._next_place, FlowPlace(self._next_place.pass_number + 1)
-        now = self._pass(start.pass_number)
-        self._current = start, now.meter
-        yield from self._counted(now, start.items)
+        start, self._next_position = self._next_position, FlowPosition(self._next_position.pass_number + 1)
+        ctx = self._context(start.pass_number)
+        self._current = start, ctx.meter
+        yield from self._begin(ctx, start.items)
 
     def at_pass(self, number: int) -> Iterator[Any]:
         """Begin pass ``number``. Raises UsageError unless 0 <= number < 2**63."""
-        return self._counted(self._pass(number))
+        return self._begin(self._context(number))
 
-    def _counted(self, now: PassContext, start: int = 0) -> Iterator[Any]:
-        items = self.node.pick(now, range(start, self.length.items)) if start else self.node.run(now)
-        return self._meter.count(items, now.meter)
+    def _begin(self, ctx: PassContext, start: int = 0) -> Iterator[Any]:
+        items = self.node.pick(ctx, range(start, self.length.items)) if start else self.node.run(ctx)
+        return self._meter.count(items, ctx.meter)
 
-    def _pass(self, number: int) -> PassContext:
-        return PassContext(check_int(number, "the number of a pass", least=0), self._kept)
+    def _context(self, number: int) -> PassContext:
+        return PassContext(check_int(number, "the number of a pass", least=0), self._resources)
 
     @property
     def parts(self) -> int:
@@ -542,12 +546,14 @@ class Flow(Closable):
         """Begin one part of a pass. Raises UsageError for a part that does not exist."""
         if check_int(number, "the number of a part", least=0) >= self.parts:
             raise UsageError(f"this flow has the parts 0 to {self.parts - 1}, not {number}")
-        now, node = self._pass(pass_number), self.node if self.parts > 1 else None
-        return node.part(now, number) if isinstance(node, sources.FromParts) else self._counted(now)
+        ctx, node = self._context(pass_number), self.node if self.parts > 1 else None
+        return node.part(ctx, number) if isinstance(node, sources.FromParts) else self._begin(ctx)
 
-    def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run a pass as part ``number`` of the pass ``now`` of another flow."""
-        return self.node.run(PassContext(now.number, self._kept, (*now.branch, number), now.meter, now.group))
+    def as_part(self, ctx: PassContext, number: int) -> Iterator[Any]:
+        """Run a pass as part ``number`` of the pass ``ctx`` of another flow."""
+        return self.node.run(
+            PassContext(ctx.number, self._resources, (*ctx.branch, number), ctx.meter, ctx.group)
+        )
 
     @property
     def can_pick(self) -> bool:
@@ -563,12 +569,12 @@ class Flow(Closable):
         if not isinstance(numbers, Iterable):
             raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")
         if not self.can_pick:
-            raise UsageError(f"{_first_without_numbers(self.node).label} has no items by number to pick")
-        return self.node.pick(self._pass(pass_number), numbers)
+            raise UsageError(f"{_first_unpickable(self.node).label} has no items by number to pick")
+        return self.node.pick(self._context(pass_number), numbers)
 
     def by_number(self) -> FlowItems | None:
         """Return the items of pass 0 by number, for :func:`.write_dataset`; None if they have no numbers."""
-        return FlowItems(self.node, self._kept) if self.can_pick and self.length.is_exact else None
+        return FlowItems(self.node, self._resources) if self.can_pick and self.length.is_exact else None
 
     def save(
         self,
@@ -619,15 +625,15 @@ class Flow(Closable):
         without items by number (:attr:`can_pick`): such a flow has a state only between two passes.
         """
         start, meter = self._current
-        place = FlowPlace(start.pass_number, start.items + meter.items)
-        if meter.is_over or (self.length.is_exact and place.items >= self.length.items):
-            place = FlowPlace(start.pass_number + 1)
-        check_place(self.node, place)
+        position = FlowPosition(start.pass_number, start.items + meter.items)
+        if meter.is_over or (self.length.is_exact and position.items >= self.length.items):
+            position = FlowPosition(start.pass_number + 1)
+        check_position(self.node, position)
         state = {
             "version": STATE_VERSION,
             "flow": list(structure_of(self.node)),
-            "pass": place.pass_number,
-            "items": place.items,
+            "pass": position.pass_number,
+            "items": position.items,
         }
         return state | ({"transforms": self._transforms} if self._transforms else {})
 
@@ -653,7 +659,7 @@ class Flow(Closable):
         """
         try:
             structure = [*state["flow"]] if state["version"] == STATE_VERSION else None
-            place = FlowPlace(natural(state["pass"]), natural(state["items"]))
+            position = FlowPosition(natural(state["pass"]), natural(state["items"]))
         except (KeyError, TypeError, ValueError):
             structure = None
         if structure is None:
@@ -662,10 +668,10 @@ class Flow(Closable):
             if lines[0] != lines[1]:
                 here, there = ("no step" if line is None else str(line)[:200] for line in lines)
                 raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
-        known = state.get("transforms", self._transforms)  # older states have none
-        refuse_another(known, self._transforms, transform)
-        check_place(self.node, place)
-        self._next_place, self._current = place, (place, PassMeter())
+        transforms = state.get("transforms", self._transforms)  # older states have none
+        refuse_another(transforms, self._transforms, transform)
+        check_position(self.node, position)
+        self._next_position, self._current = position, (position, PassMeter())
 
     @property
     def length(self) -> Length:
@@ -678,7 +684,9 @@ class Flow(Closable):
         Raises TypeError if it is not known exactly.
         """
         refuse_sampler(self)
-        return self.batches_per_epoch - (0 if self._next_place is self._waiting else self._next_place.items)
+        return self.batches_per_epoch - (
+            0 if self._next_position is self._pending else self._next_position.items
+        )
 
     @property
     def batches_per_epoch(self) -> int:
@@ -695,15 +703,15 @@ class Flow(Closable):
     @property
     def batches_never_change(self) -> bool:
         """Whether no step writes to an item after yielding it, so that consumers need no copy."""
-        return self.node.never_change
+        return self.node.items_never_change
 
     def close(self) -> None:
         """End this flow's worker processes and drop its caches; the next pass makes new ones. Idempotent.
 
         Flows made from this one, and flows that it was made from, keep their own workers and caches.
         """
-        kept, self._kept = self._kept, PassResources()
-        kept.close()
+        resources, self._resources = self._resources, PassResources()
+        resources.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.node,)
@@ -757,12 +765,12 @@ class FakeData(Flow):
     @property
     def epoch(self) -> int:
         """The number of the next iteration's epoch."""
-        return self._next_place.pass_number
+        return self._next_position.pass_number
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next_place = FlowPlace(check_int(epoch, "the number of an epoch", least=0))
-        self._current = self._next_place, PassMeter()
+        self._next_position = FlowPosition(check_int(epoch, "the number of an epoch", least=0))
+        self._current = self._next_position, PassMeter()
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...]:

@@ -24,37 +24,37 @@ from shardprep.formats.records.schema import RESERVED, is_whole
 from shardprep.formats.runtime.files import Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.flow.node import Function, InPlace, Length, Node, PassContext, Step, numbered
+from shardprep.loaders.flow.node import Function, Length, Node, PassContext, PickableStep, Step
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
 
-class PerItem(InPlace):
+class ItemStep(PickableStep):
     """A step that makes each result from one item."""
 
     @abstractmethod
-    def result(self, now: PassContext, item: Any, number: int) -> Any:
+    def result(self, ctx: PassContext, item: Any, number: int) -> Any:
         """The result for the item with this number in this pass."""
 
-    def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
+    def filter_results(self, results: Iterator[Any]) -> Iterator[Any]:
         """Return the results to yield: all of them."""
         return results
 
     @property
-    def never_change(self) -> bool:
+    def items_never_change(self) -> bool:
         return False  # the function may keep its result, and write to it
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """Yield the results of all items, or of those with these numbers, without keeping references."""
-        items, places = numbered(self, now, numbers)
-        result = now.here.timed(self.label, now.noted(self.label, partial(self.result, now)))
+        items, places = self.number_items(ctx, numbers)
+        result = ctx.times.timed(self.label, ctx.annotate_errors(self.label, partial(self.result, ctx)))
         with ending(items):
             # a for loop would keep a reference to the item
-            yield from self.wanted(map(result, items, places))
+            yield from self.filter_results(map(result, items, places))
 
 
 @dataclass(frozen=True)
-class Map(PerItem):
+class Map(ItemStep):
     """``function(item)`` or, with ``random``, ``function(item, rng)``, called when an item is asked for."""
 
     source: Node
@@ -76,18 +76,18 @@ class Map(PerItem):
     def can_pick(self) -> bool:
         return self.source.can_pick and self.ordered and not self.drop_none
 
-    def result(self, now: PassContext, item: Any, number: int) -> Any:
+    def result(self, ctx: PassContext, item: Any, number: int) -> Any:
         """Call the function. Thread-safe if the function is."""
-        rng = (now.rng(self, self.seed, number),) if self.random else ()
-        found = self.function(item, *rng)
-        if found is None and not self.drop_none:
+        rng = (ctx.rng(self, self.seed, number),) if self.random else ()
+        result = self.function(item, *rng)
+        if result is None and not self.drop_none:
             raise UsageError(
                 f"{self.function.name} returned None for item {number}: return a value, "
                 "or leave such items out with drop_none=True"
             )
-        return found
+        return result
 
-    def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
+    def filter_results(self, results: Iterator[Any]) -> Iterator[Any]:
         return filter(partial(is_not, None), results) if self.drop_none else results
 
 
@@ -104,11 +104,11 @@ class Filter(Step):
     def length(self) -> Length:
         return self.source.length.filtered()
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        items, numbers = self.source.run(now.of(self)), count()
-        is_wanted = now.noted(self.label, lambda item, _: bool(self.function(item)))
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        items, numbers = self.source.run(ctx.for_source(self)), count()
+        is_wanted = ctx.annotate_errors(self.label, lambda item, _: bool(self.function(item)))
         with ending(items):
-            yield from filter(now.here.timed(self.label, lambda item: is_wanted(item, next(numbers))), items)
+            yield from filter(ctx.times.timed(self.label, lambda item: is_wanted(item, next(numbers))), items)
 
 
 LABEL = ArraySpec("label", (), "int64")
@@ -123,16 +123,16 @@ class Transforming:
     @property
     def outputs(self) -> tuple[ArraySpec, ...] | None:
         """The specs of a result; None if the transform does not declare its outputs."""
-        declared = outputs_of(self.transform)
-        return None if declared is None else (*declared, LABEL)
+        outputs = outputs_of(self.transform)
+        return None if outputs is None else (*outputs, LABEL)
 
     def __call__(self, item: Any, rng: np.random.Generator) -> tuple[Any, ...]:
-        record = _record_of(item)
-        made = self.transform(record, rng)
-        return (*(made if isinstance(made, tuple) else (made,)), np.int64(record.label))
+        record = _to_record(item)
+        result = self.transform(record, rng)
+        return (*(result if isinstance(result, tuple) else (result,)), np.int64(record.label))
 
 
-def _record_of(item: Any) -> Record:
+def _to_record(item: Any) -> Record:
     if isinstance(item, Record):
         return item
     if isinstance(item, tuple | list) and len(item) == 2:
@@ -153,7 +153,7 @@ def _record_of(item: Any) -> Record:
 
 
 @dataclass(frozen=True)
-class MapComponent(PerItem):
+class MapComponent(ItemStep):
     """Items with ``component`` replaced by ``function`` of it."""
 
     source: Node
@@ -166,18 +166,18 @@ class MapComponent(PerItem):
     title = "map_component({0.function.name}, {0.component!r})"
 
     def __post_init__(self) -> None:
-        _check(self.component)
+        _check_component(self.component)
         check_flags(random=self.random)
         check_seed(self.seed)
 
-    def result(self, now: PassContext, item: Any, number: int) -> Any:
-        value = _component(item, self.component, number)
-        rng = (now.rng(self, self.seed, number),) if self.random else ()
-        return _with(item, self.component, self.function(value, *rng))
+    def result(self, ctx: PassContext, item: Any, number: int) -> Any:
+        value = _get_component(item, self.component, number)
+        rng = (ctx.rng(self, self.seed, number),) if self.random else ()
+        return _replace_component(item, self.component, self.function(value, *rng))
 
 
 @dataclass(frozen=True)
-class Select(PerItem):
+class Select(ItemStep):
     """Some components of each item: numbers give a tuple, names a dict."""
 
     source: Node
@@ -185,7 +185,7 @@ class Select(PerItem):
 
     def __post_init__(self) -> None:
         for component in self.components:
-            _check(component)
+            _check_component(component)
         names = {component for component in self.components if isinstance(component, str)}
         if not self.components or (names and len(names) < len(self.components)):
             raise UsageError(f"select takes numbers or names, each once, not {self.components}")
@@ -195,22 +195,22 @@ class Select(PerItem):
         return f"select({', '.join(map(repr, self.components))})"
 
     @property
-    def never_change(self) -> bool:
-        return self.source.never_change
+    def items_never_change(self) -> bool:
+        return self.source.items_never_change
 
-    def result(self, now: PassContext, item: Any, number: int) -> Any:
-        found = (_component(item, component, number) for component in self.components)
+    def result(self, ctx: PassContext, item: Any, number: int) -> Any:
+        values = (_get_component(item, component, number) for component in self.components)
         if isinstance(self.components[0], str):
-            return dict(zip(self.components, found, strict=True))
-        return tuple(found)
+            return dict(zip(self.components, values, strict=True))
+        return tuple(values)
 
 
-def _check(component: object) -> None:
+def _check_component(component: object) -> None:
     if isinstance(component, bool) or not isinstance(component, str | SupportsIndex):
         raise UsageError(f"a component is named by its number or its name, not {component!r}")
 
 
-def _component(item: Any, component: Any, number: int) -> Any:
+def _get_component(item: Any, component: Any, number: int) -> Any:
     """Return the item's component; negative numbers count from the end."""
     if not isinstance(item, dict | tuple | list):
         raise UsageError(
@@ -222,7 +222,7 @@ def _component(item: Any, component: Any, number: int) -> Any:
     return item[component]
 
 
-def _with(item: Any, component: Any, value: Any) -> Any:
+def _replace_component(item: Any, component: Any, value: Any) -> Any:
     """Return a new item of the same kind with the component replaced."""
     if isinstance(item, dict):
         return item | {component: value}
@@ -247,33 +247,33 @@ class Task:
     def __init__(self, make: Callable[[Any], Any], item: Any, finished: Tasks) -> None:
         self.finished = finished
         self._make = make
-        self._held = [item]
-        self._failed: list[BaseException] = []
+        self._content = [item]
+        self._errors: list[BaseException] = []
         self.seconds = 0.0
 
     def run(self) -> bool:
         """Make the call, and return whether it succeeded."""
         began = perf_counter()
         try:
-            self._held.append(self._make(self._held.pop()))
+            self._content.append(self._make(self._content.pop()))
         except BaseException as error:  # raised in the consumer
-            self._failed.append(error)
-        self.seconds, succeeded = perf_counter() - began, not self._failed
+            self._errors.append(error)
+        self.seconds, succeeded = perf_counter() - began, not self._errors
         self.finished.put(self)
         return succeeded
 
     def outcome(self) -> Any:
         """Return the call's result, or raise its exception. Callable once."""
-        if self._failed:
-            raise self._failed.pop()  # popped, because the traceback refers to this frame's variables
-        return self._held.pop()
+        if self._errors:
+            raise self._errors.pop()  # popped, because the traceback refers to this frame's variables
+        return self._content.pop()
 
 
 Tasks = SimpleQueue[Task]
-Ended = SimpleQueue[Task | None]  # None ends the threads
+EndableTasks = SimpleQueue[Task | None]  # None ends the threads
 
 
-def run_all(tasks: Ended) -> None:
+def run_all(tasks: EndableTasks) -> None:
     for task in iter(tasks.get, None):
         task.run()
     tasks.put(None)  # for the next thread
@@ -287,8 +287,8 @@ class Threads(Owner):
     object, so that a dropped pass can be collected.
     """
 
-    def __init__(self, count: int, name: str, serve: Callable[[Ended], None] = run_all) -> None:
-        self.tasks = Ended()
+    def __init__(self, count: int, name: str, serve: Callable[[EndableTasks], None] = run_all) -> None:
+        self.tasks = EndableTasks()
         threads = [
             threading.Thread(target=serve, args=(self.tasks,), name=f"shardprep-{name}-{number}", daemon=True)
             for number in range(count)
@@ -297,12 +297,12 @@ class Threads(Owner):
         for thread in threads:
             thread.start()
 
-    def next_of(self, finished: Tasks) -> Task:
+    def next_task(self, finished: Tasks) -> Task:
         self.refuse_forked("Flow's pass")  # a forked copy has no threads
         return finished.get()
 
 
-def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
+def _end(tasks: EndableTasks, threads: Sequence[threading.Thread]) -> None:
     try:
         with suppress(Empty):
             while True:
@@ -327,12 +327,12 @@ class ThreadMap(Map):
     _: KW_ONLY
     threads: int
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        items, places = numbered(self, now, numbers)
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        items, places = self.number_items(ctx, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
-        result = now.noted(self.label, partial(self.result, now))
-        wait = now.here.waiting("starved", threads.next_of)
-        own = now.meter.groups.setdefault(now.place(self), GroupTimes(self.label, "thread", self.threads))
+        result = ctx.annotate_errors(self.label, partial(self.result, ctx))
+        wait = ctx.times.waiting("starved", threads.next_task)
+        times = ctx.meter.groups.setdefault(ctx.key_of(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
             task = Task(lambda item: result(item, number), item, Tasks() if self.ordered else shared)
@@ -341,18 +341,18 @@ class ThreadMap(Map):
 
         def outcome(finished: Tasks) -> Any:
             task = wait(finished)
-            own.count(self.label, task.seconds)
+            times.count(self.label, task.seconds)
             return task.outcome()
 
         try:
-            due = _due(map(begin, items, places), WINDOW * self.threads)
-            yield from self.wanted(map(outcome, due))
+            queues = _draw_ahead(map(begin, items, places), WINDOW * self.threads)
+            yield from self.filter_results(map(outcome, queues))
         finally:
             threads.close()
             end(items)
 
 
-def _due(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
+def _draw_ahead(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
     """Yield the queue to wait for next, beginning further tasks until its own has finished."""
     pending: deque[Tasks] = deque()
     failed: list[Exception] = []
@@ -374,7 +374,7 @@ def _due(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
 
 
 @dataclass(frozen=True)
-class Prefetch(InPlace):
+class Prefetch(PickableStep):
     """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`."""
 
     source: Node
@@ -383,20 +383,20 @@ class Prefetch(InPlace):
     title = "prefetch({0.items})"
     facts = ""
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        own = now.meter.groups.setdefault(now.place(self), GroupTimes(self.label, "thread"))
-        there = now.of(self, group=own)
-        items = self.source.run(there) if numbers is None else self.source.pick(there, numbers)
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        times = ctx.meter.groups.setdefault(ctx.key_of(self), GroupTimes(self.label, "thread"))
+        source_ctx = ctx.for_source(self, group=times)
+        items = self.source.run(source_ctx) if numbers is None else self.source.pick(source_ctx, numbers)
         finished = Tasks()
 
-        def serve(tasks: Ended) -> None:
+        def serve(tasks: EndableTasks) -> None:
             with ending(items):
-                for number, task in enumerate(iter(own.waiting("blocked", tasks.get), None), 1):
+                for number, task in enumerate(iter(times.waiting("blocked", tasks.get), None), 1):
                     if task.run() and number < self.items:
                         tasks.put(Task(next, items, finished))
 
         with closing(Threads(1, "prefetch", serve)) as thread, suppress(StopIteration):
-            wait = now.here.waiting("starved", thread.next_of)
+            wait = ctx.times.waiting("starved", thread.next_task)
             thread.tasks.put(Task(next, items, finished))
             while True:
                 task = wait(finished)

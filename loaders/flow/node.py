@@ -129,13 +129,13 @@ class Node(ABC):
     def length(self) -> Length:
         """The number of items of each pass."""
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        """Run one pass. Its items depend only on ``now.number``.
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        """Run one pass. Its items depend only on ``ctx.number``.
 
         Closing or dropping the iterator releases its resources. A step draws from its n-th source by
-        ``self.sources[n].run(now.of(self, n))``.
+        ``self.sources[n].run(ctx.for_source(self, n))``.
         """
-        return self.pick(now)
+        return self.pick(ctx)
 
     @cached_property
     def label(self) -> str:
@@ -157,24 +157,37 @@ class Node(ABC):
         """Whether :meth:`pick` can return any item by its number. Requires an exact length."""
         return False
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """Yield the items that ``run`` yields at these positions, in the order of ``numbers``; None for all.
 
         ``numbers`` may be drawn some items ahead. They are given only if the node ``can_pick``.
         """
         raise NotImplementedError
 
+    def check_numbers(self, numbers: Iterable[int] | None) -> Iterator[int]:
+        """Yield the numbers, or all for None. Raises IndexError if out of range, UsageError if not whole."""
+        count = self.length.items
+        if numbers is None:
+            yield from range(count)
+            return
+        for number in numbers:
+            if type(number) is not int and not is_whole(number):
+                raise UsageError(f"items are picked by whole numbers, not by {number!r}")
+            if not 0 <= number < count:
+                raise IndexError(f"item {number} of {count}")
+            yield number
+
     @property
     def fetch(self) -> Fetch | None:
         """The maker of items from small :meth:`keys`, in any process; None if there is none."""
         return None
 
-    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+    def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
         """Yield the keys of the items that ``pick`` yields. They pickle to a few bytes."""
         raise NotImplementedError
 
     @property
-    def never_change(self) -> bool:
+    def items_never_change(self) -> bool:
         """Whether neither this nor an earlier step writes to an item after yielding it."""
         return False
 
@@ -197,7 +210,7 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(source)
 
 
-def has(node: Node, kind: type[Node] | UnionType) -> bool:
+def contains(node: Node, kind: type[Node] | UnionType) -> bool:
     """Whether the node, or any node it draws from, is of this kind."""
     return any(isinstance(each, kind) for each in walk(node))
 
@@ -216,11 +229,23 @@ class Step(Node):
         return self.source.length
 
     @property
-    def never_change(self) -> bool:
-        return self.source.never_change
+    def items_never_change(self) -> bool:
+        return self.source.items_never_change
+
+    def number_items(
+        self, ctx: PassContext, numbers: Iterable[int] | None = None
+    ) -> tuple[Iterator[Any], Iterator[int]]:
+        """Return iterators over the source's items (all, or those with these numbers) and over their numbers.
+
+        Draw the item first, then its number. The caller ends the items (:func:`.passes.end`).
+        """
+        if numbers is None:
+            return self.source.run(ctx.for_source(self)), count()
+        drawn, places = share_numbers(numbers, 2)
+        return self.source.pick(ctx.for_source(self), drawn), places
 
 
-class InPlace(Step):
+class PickableStep(Step):
     """A step that can pick its items if its source can."""
 
     @property
@@ -232,85 +257,58 @@ Fetch = Callable[..., AbstractContextManager[Callable[[Any], Any]]]
 """Picklable function that opens a source in any process, as the context of a function from key to item."""
 
 
-class Fetched(Node):
+class KeyedSource(Node):
     """A source whose items are made from small keys (numbers, paths), also in the processes of a ``map``."""
 
-    can_pick = never_change = True
+    can_pick = items_never_change = True
 
     @property
     @abstractmethod
     def fetch(self) -> Fetch: ...
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        with ending(self.keys(now, numbers)) as keys, self.fetch() as item_of:
-            yield from map(now.here.timed(self.label, item_of), keys)
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        with ending(self.keys(ctx, numbers)) as keys, self.fetch() as item_of:
+            yield from map(ctx.times.timed(self.label, item_of), keys)
 
 
-class Renumbered(InPlace):
+class Rearrangement(PickableStep):
     """A step that rearranges its source's items."""
 
     @abstractmethod
-    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+    def numbers(self, ctx: PassContext, places: Iterable[int]) -> Iterator[int]:
         """Yield the source's numbers of the items at these places. Called only if the source can pick."""
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        return self.source.pick(ctx.for_source(self), self.numbers(ctx, self.check_numbers(numbers)))
 
     @property
     def fetch(self) -> Fetch | None:
         return self.source.fetch
 
-    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
-        return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
+    def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+        return self.source.keys(ctx.for_source(self), self.numbers(ctx, self.check_numbers(numbers)))
 
 
-def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:
-    """Yield the numbers, or all for None. Raises IndexError if out of range, UsageError if not whole."""
-    count = length.items
-    if numbers is None:
-        yield from range(count)
-        return
-    for number in numbers:
-        if type(number) is not int and not is_whole(number):
-            raise UsageError(f"items are picked by whole numbers, not by {number!r}")
-        if not 0 <= number < count:
-            raise IndexError(f"item {number} of {count}")
-        yield number
-
-
-def shared(numbers: Iterable[int], readers: int) -> list[Iterator[int]]:
+def share_numbers(numbers: Iterable[int], readers: int) -> list[Iterator[int]]:
     """Return the same numbers for several readers, each drawing them in any thread and at its own rate."""
     source, lock = iter(numbers), threading.Lock()
-    waiting: list[deque[int]] = [deque() for _ in range(readers)]
+    queues: list[deque[int]] = [deque() for _ in range(readers)]
 
-    def drawn(own: deque[int]) -> Iterator[int]:
+    def draw(queue: deque[int]) -> Iterator[int]:
         while True:
-            if not own:  # only then wait for another reader, which may wait long for its number
+            if not queue:  # only then wait for another reader, which may wait long for its number
                 with lock:
-                    for number in islice(source, 0 if own else 1):
-                        for each in waiting:
+                    for number in islice(source, 0 if queue else 1):
+                        for each in queues:
                             each.append(number)
-                if not own:
+                if not queue:
                     return
-            yield own.popleft()
+            yield queue.popleft()
 
-    return [drawn(own) for own in waiting]
-
-
-def numbered(
-    step: Step, now: PassContext, numbers: Iterable[int] | None = None
-) -> tuple[Iterator[Any], Iterator[int]]:
-    """Return iterators over the source's items (all, or those with these numbers) and over their numbers.
-
-    Draw the item first, then its number. The caller ends the items (:func:`.passes.end`).
-    """
-    if numbers is None:
-        return step.source.run(now.of(step)), count()
-    own, places = shared(numbers, 2)
-    return step.source.pick(now.of(step), own), places
+    return [draw(queue) for queue in queues]
 
 
-NodePlace = tuple[tuple[int, ...], int]
+NodeKey = tuple[tuple[int, ...], int]
 
 
 class PassMeter:
@@ -326,10 +324,10 @@ class PassMeter:
         self.is_over = False
         self.elapsed = self.drawing = self.warming = 0.0
         self.main = GroupTimes("main", "main")
-        self.groups: dict[NodePlace, Any] = {}  # objects with read(), such as GroupTimes, by their steps
+        self.groups: dict[NodeKey, Any] = {}  # objects with read(), such as GroupTimes, by their steps
         self._first: float | None = None
 
-    def drew(self, began: float, rows: int | None) -> None:
+    def count_draw(self, began: float, rows: int | None) -> None:
         """Count a draw that began at ``began`` and returned an item of ``rows`` rows; None for no item."""
         now = perf_counter()
         if self._first is not None:
@@ -348,37 +346,37 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 class PassResources(Closable):
     """What the steps of a flow keep between passes: worker processes, caches. Thread-safe.
 
-    ``values`` are the kept values by the place of their step; all passes share them. Concurrent passes never
+    ``values`` are the kept values by the key of their step; all passes share them. Concurrent passes never
     borrow the same object. No method takes a lock, because garbage collection may end a pass anywhere in the
     program: each change is one atomic call.
     """
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, deque[Closable]] = {}
-        self.values: dict[NodePlace, Any] = {}
+        self.values: dict[NodeKey, Any] = {}
         self._closed = False
 
     @contextmanager
-    def borrowed(self, place: Hashable, make: Callable[[], ClosableT]) -> Iterator[ClosableT]:
-        """Borrow an object for this place, made by ``make`` if none is idle. An exception closes it."""
-        own = os.getpid(), place  # a forked process cannot use the objects of its parent
-        idle = self._idle.setdefault(own, deque())
-        found = None
+    def borrow(self, key: Hashable, make: Callable[[], ClosableT]) -> Iterator[ClosableT]:
+        """Borrow a resource for this key, made by ``make`` if none is idle. An exception closes it."""
+        # a forked process cannot use the objects of its parent
+        idle = self._idle.setdefault((os.getpid(), key), deque())
+        resource = None
         with suppress(IndexError):  # not the context of an error of `make`
-            found = cast("ClosableT", idle.pop())
-        if found is None:
-            found = make()
+            resource = cast("ClosableT", idle.pop())
+        if resource is None:
+            resource = make()
         is_usable = True
         try:
-            yield found
+            yield resource
         except Exception:  # not an early end of the pass, or Ctrl-C
             is_usable = False
             raise
         finally:
             if is_usable:
-                idle.append(found)
+                idle.append(resource)
             else:
-                found.close()
+                resource.close()
             if self._closed:  # perhaps during this call
                 _close_all(idle)
 
@@ -393,8 +391,8 @@ class PassResources(Closable):
 def _close_all(idle: deque[Closable]) -> None:
     with suppress(IndexError):
         while True:
-            found = idle.pop()  # keep a reference: collecting some objects ends them in another thread
-            found.close()
+            resource = idle.pop()  # keep a reference: collecting some objects ends them in another thread
+            resource.close()
 
 
 @dataclass(frozen=True)
@@ -405,38 +403,38 @@ class PassContext:
     """
 
     number: int = 0
-    kept: PassResources = field(default_factory=PassResources)
+    resources: PassResources = field(default_factory=PassResources)
     branch: tuple[int, ...] = ()
     meter: PassMeter = field(default_factory=PassMeter)
     group: GroupTimes | None = None
 
-    def of(
+    def for_source(
         self, node: Node, source: int = 0, *, number: int | None = None, group: GroupTimes | None = None
     ) -> PassContext:
         """Return the context for a node's source, with its pass ``number`` and thread if these differ."""
         branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
         number = self.number if number is None else number
-        return PassContext(number, self.kept, branch, self.meter, group or self.group)
+        return PassContext(number, self.resources, branch, self.meter, group or self.group)
 
     @property
-    def here(self) -> GroupTimes:
+    def times(self) -> GroupTimes:
         """The counters of the thread that draws the node's items."""
         return self.group or self.meter.main
 
-    def place(self, node: Node) -> NodePlace:
+    def key_of(self, node: Node) -> NodeKey:
         """The key that identifies the node within the flow."""
         return self.branch, node.height
 
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """Return the random stream of (seed, this pass, item number, step), at its start."""
-        branch = crc32(_packed(self.branch)) if any(self.branch) else 0
+        branch = crc32(_encode_branch(self.branch)) if any(self.branch) else 0
         purpose = branch << 32 | node.height << 8 | Purpose.FLOW
         return keyed_bits(purpose, seed=seed, epoch=self.number, item=item)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
         return np.random.Generator(self.bits(node, seed, item))
 
-    def noted(self, step: str, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    def annotate_errors(self, step: str, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
         """Wrap ``call(item, number)`` to note the item in an exception: "In item 17 of pass 0, at map(load)".
 
         StopIteration becomes RuntimeError, because it would end the pass as if there were no more items.
@@ -445,7 +443,7 @@ class PassContext:
         def note(number: int) -> str:
             return f"In item {number} of pass {self.number}, at {step}"
 
-        def called(item: Any, number: int) -> Any:
+        def call_annotated(item: Any, number: int) -> Any:
             try:
                 return call(item, number)
             except StopIteration as error:
@@ -456,10 +454,10 @@ class PassContext:
                 error.add_note(note(number))
                 raise
 
-        return called
+        return call_annotated
 
 
-def _packed(branch: tuple[int, ...]) -> bytes:
+def _encode_branch(branch: tuple[int, ...]) -> bytes:
     """Return a unique encoding of the branch: one byte for each number below 255, nine for the others."""
     return b"".join(bytes([n]) if n < 255 else b"\xff" + n.to_bytes(8, "little") for n in branch)
 
@@ -483,13 +481,13 @@ class Function:
     @classmethod
     def of_item(cls, call: Callable[..., Any], *, random: bool) -> Self:
         """Wrap a function of an item, or of (item, rng). Raises UsageError if it takes the other form."""
-        made = cls(call)
+        function = cls(call)
         if not takes(call, 2 if random else 1) and takes(call, 1 if random else 2):
             wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
             raise UsageError(
-                f"{made.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters: a tuple is one item"
+                f"{function.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters: a tuple is one item"
             )
-        return made
+        return function
 
     @property
     def name(self) -> str:
@@ -502,15 +500,15 @@ class Function:
             raise UsageError(
                 f"{self.name} cannot be sent to another process ({error}): {TO_SEND}, or use threads"
             ) from error
-        return (Function, (self.call,)) if dumped.by_name else (_unpacked, (dumped.data,))
+        return (Function, (self.call,)) if dumped.by_name else (_load_function, (dumped.data,))
 
 
-def _unpacked(packed: bytes) -> Function:
+def _load_function(packed: bytes) -> Function:
     return Function(loads(packed))
 
 
 def map_with_notes(
-    call: Callable[[Any], Any], items: Iterator[Any], now: PassContext, numbers: Iterator[int], step: str
+    call: Callable[[Any], Any], items: Iterator[Any], ctx: PassContext, numbers: Iterator[int], step: str
 ) -> Iterator[Any]:
     """Yield ``call(item)`` for each item, noted and timed. An item's number is drawn after the item."""
-    return map(now.here.timed(step, now.noted(step, lambda item, _: call(item))), items, numbers)
+    return map(ctx.times.timed(step, ctx.annotate_errors(step, lambda item, _: call(item))), items, numbers)

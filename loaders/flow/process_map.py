@@ -33,16 +33,7 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.flow.map import Map
-from shardprep.loaders.flow.node import (
-    Fetch,
-    Function,
-    Node,
-    PassContext,
-    PassResources,
-    Step,
-    numbered,
-    shared,
-)
+from shardprep.loaders.flow.node import Fetch, Function, Node, PassContext, PassResources, Step, share_numbers
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -71,7 +62,7 @@ class EngineMeter:
         """Run the engine within the context. Its waits count for the ``consumer``'s thread."""
         waited, self._times = engine.meter.waiting, (self._times[0], (engine, engine.stats()))
 
-        def counted(batch: EngineBatch) -> EngineBatch:
+        def count_wait(batch: EngineBatch) -> EngineBatch:
             nonlocal waited
             before, waited = waited, engine.meter.waiting
             consumer.starved += waited - before
@@ -79,44 +70,41 @@ class EngineMeter:
 
         try:
             with ending(engine.run(plans)) as batches:
-                yield map(counted, batches)
+                yield map(count_wait, batches)
         finally:
             self._times = self.read(), None
 
     def read(self) -> GroupTimes:
-        ended, current = self._times
+        past, current = self._times
         if current is None:
-            return ended
+            return past
         stats = current[0].stats().since(current[1])
         starved = sum(stats.waiting) / len(stats.waiting)
-        return ended.plus(
-            GroupTimes.of_engine(stats, ended.name, ended.width, self._names, self._rest, starved)
-        )
+        return past.plus(GroupTimes.of_engine(stats, past.name, past.width, self._names, self._rest, starved))
 
 
 @dataclass
 class ItemGroups:
-    """The ``numbered`` items of a pass in groups of at most ``rows``, as requests to an engine.
+    """The ``numbered_items`` of a pass in groups of at most ``rows``, as requests to an engine.
 
     Groups have the given ``sizes``, each drawn after its group's first item. Without sizes they grow from
-    ``least`` items with the rate at which results are :meth:`counted`. Once the form of the results is
-    ``known``, the workers write the rows of a batch. An exception in ``numbered`` is raised after the group
-    before it.
+    ``least`` items with the rate of the results. Once the ``row_form`` of the results is known, the workers
+    write the rows of a batch. An exception in ``numbered_items`` is raised after the group before it.
     """
 
-    numbered: Iterator[tuple[Any, int]]
+    numbered_items: Iterator[tuple[Any, int]]
     _: KW_ONLY
     pass_number: int
     rows: int
     least: int  # at most ``rows``
-    never_change: bool
-    known: Callable[[], RowForm | None]
+    items_never_change: bool
+    row_form: Callable[[], RowForm | None]
     sizes: Iterator[int] | None = None
     began: float = field(default_factory=perf_counter)
     delivered: int = 0  # results
     payload_bytes: int = 0  # of the results
 
-    def counted(self, batch: EngineBatch) -> EngineBatch:
+    def count(self, batch: EngineBatch) -> EngineBatch:
         self.delivered += len(batch.items)
         self.payload_bytes += batch.payload_bytes
         return batch
@@ -125,9 +113,9 @@ class ItemGroups:
         numbers, inputs, end, size = list[int](), list[tuple[int, PickledValue]](), 0, 0
         full_at = perf_counter() + GROUP_TIMEOUT_S
         try:
-            for item, number in self.numbered:
+            for item, number in self.numbered_items:
                 size = size or (self._size() if self.sizes is None else next(self.sizes))
-                piece = self._pickled(item, number, room=INPUT_BYTES - end)
+                piece = self._pickle(item, number, room=INPUT_BYTES - end)
                 numbers.append(number)
                 inputs.append((end, piece))
                 end = round_up(end + piece.size)
@@ -145,9 +133,9 @@ class ItemGroups:
         if numbers:
             yield self._request(numbers, inputs, end)
 
-    def _pickled(self, item: Any, number: int, *, room: int) -> PickledValue:
+    def _pickle(self, item: Any, number: int, *, room: int) -> PickledValue:
         try:
-            piece = PickledValue.of(item, copied=not self.never_change)
+            piece = PickledValue.of(item, copied=not self.items_never_change)
         except Exception as error:
             raise UsageError(
                 f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
@@ -164,7 +152,7 @@ class ItemGroups:
         items = np.zeros(len(numbers), ITEM)
         items["pass"], items["number"] = self.pass_number, numbers
         items["at"], items["size"] = zip(*((at, piece.size) for at, piece in inputs), strict=True)
-        return BatchRequest(items, tuple(inputs)).with_rows(self.known(), at=end, room=INPUT_BYTES)
+        return BatchRequest(items, tuple(inputs)).with_rows(self.row_form(), at=end, room=INPUT_BYTES)
 
     def _size(self) -> int:
         """Return the size of the next group; sizes double, so that slots seldom change layout."""
@@ -194,7 +182,7 @@ def outcome_of(result: Any) -> object:
         ) from error
 
 
-def restored(payload: object, where: Callable[[], str]) -> Any:
+def unpack_result(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
     if isinstance(payload, PackedError):
         error = unpack(payload.packed, where())
@@ -203,14 +191,14 @@ def restored(payload: object, where: Callable[[], str]) -> Any:
     return bytes(payload) if isinstance(payload, memoryview) else payload
 
 
-ENDED = SkippedRow("the pass has no more items")
+END_OF_PASS = SkippedRow("the pass has no more items")
 
 
 @dataclass(frozen=True)
 class MapWork:
     """Calls ``function`` for each item, or for the item that ``fetch`` makes from a key. Picklable.
 
-    Without a function it returns the items unchanged, and ENDED after the last. ``bits`` is the random stream
+    Without a function it returns the items unchanged, then END_OF_PASS. ``bits`` is the random stream
     of any of the items.
     """
 
@@ -251,7 +239,7 @@ class MapWork:
                 value = item_of(key) if item_of else key
                 fetched = perf_counter()
                 if self.function is None:
-                    outcome = value if value is ENDED else outcome_of(value)
+                    outcome = value if value is END_OF_PASS else outcome_of(value)
                 else:
                     rng = (random(number_of_pass, number),) if random else ()
                     rows = [array[row, ...] for array in declared]
@@ -291,13 +279,15 @@ class ProcessMap(Map):
     is_single: bool
     deadline: float | None
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         form, least = self.form, ITEMS_PER_WORKER * self.processes
-        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least)) as received:
+        with ending(self._receive(ctx, numbers, max(SLOT_ROWS, 2 * least), least)) as received:
             for batch in received:
                 for row in range(len(batch.items)):
                     if row in batch.payloads:
-                        yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
+                        yield unpack_result(
+                            batch.payloads.pop(row), partial(self._describe, batch.items[row])
+                        )
                     elif form and row not in batch.skipped:
                         yield form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
                 del batch
@@ -309,76 +299,76 @@ class ProcessMap(Map):
         return RowForm("array" if self.is_single else "tuple", self.outputs)
 
     def batches(
-        self, now: PassContext, numbers: Iterable[int] | None, sizes: Iterator[int], size: int, *, least: int
+        self, ctx: PassContext, numbers: Iterable[int] | None, sizes: Iterator[int], size: int, *, least: int
     ) -> Iterator[Any]:
         """Yield batches of these ``sizes``, at most ``size``; leave out those with fewer than ``least``."""
-        kept, at = now.kept.values, now.place(self)
-        stacked = now.noted(f"batch({size})", lambda rows, _: stack(rows))
+        forms, key = ctx.resources.values, ctx.key_of(self)
+        stack_rows = ctx.annotate_errors(f"batch({size})", lambda rows, _: stack(rows))
 
-        def made_of(batch: EngineBatch) -> Any:
+        def make_batch(batch: EngineBatch) -> Any:
             """Return the batch that the workers wrote, or stack the results, and keep their form.
 
             Raises an item's exception. Returns None for fewer than ``least`` rows.
             """
-            sent = {
-                row: restored(payload, partial(self._described, batch.items[row]))
+            results = {
+                row: unpack_result(payload, partial(self._describe, batch.items[row]))
                 for row, payload in batch.payloads.items()
             }
             if len(batch.items) < least:
                 return None
             form = self.form or batch.form
-            if form and not sent:
+            if form and not results:
                 return form.made_of(batch.arrays)
-            rows = [sent[row] if row in sent else batch.result(row) for row in range(len(batch.items))]
-            kept[at] = RowForm.of(rows[0])
-            return stacked(rows, int(batch.items[0]["number"]) // size)
+            rows = [results[row] if row in results else batch.result(row) for row in range(len(batch.items))]
+            forms[key] = RowForm.of(rows[0])
+            return stack_rows(rows, int(batch.items[0]["number"]) // size)
 
-        with ending(self._received(now, numbers, size, size, sizes, lambda: kept.get(at))) as received:
-            yield from filter(partial(is_not, None), map(made_of, received))
+        with ending(self._receive(ctx, numbers, size, size, sizes, lambda: forms.get(key))) as received:
+            yield from filter(partial(is_not, None), map(make_batch, received))
 
-    def _received(
+    def _receive(
         self,
-        now: PassContext,
+        ctx: PassContext,
         numbers: Iterable[int] | None,
         rows: int,
         least: int,
         sizes: Iterator[int] | None = None,
-        known: Callable[[], RowForm | None] = lambda: None,
+        row_form: Callable[[], RowForm | None] = lambda: None,
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
         fetch = self.source.fetch
         if fetch:
-            own, places = shared(range(self.source.length.items) if numbers is None else numbers, 2)
-            items = self.source.keys(now.of(self), own)
+            drawn, places = share_numbers(range(self.source.length.items) if numbers is None else numbers, 2)
+            items = self.source.keys(ctx.for_source(self), drawn)
         else:
-            items, places = numbered(self, now, numbers)
+            items, places = self.number_items(ctx, numbers)
         groups = ItemGroups(
             zip(items, places, strict=False),
-            pass_number=now.number,
+            pass_number=ctx.number,
             rows=rows,
             least=least,
-            never_change=bool(fetch) or self.source.never_change,
-            known=known,
+            items_never_change=bool(fetch) or self.source.items_never_change,
+            row_form=row_form,
             sizes=sizes,
         )
         stages = ({"fetch": self.source.label} if fetch else {}) | {"map": self.label}
-        meter = now.meter.groups.setdefault(
-            now.place(self), EngineMeter(self.label, self.processes, stages, "transport")
+        meter = ctx.meter.groups.setdefault(
+            ctx.key_of(self), EngineMeter(self.label, self.processes, stages, "transport")
         )
         with (
             ending(items),
-            now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
-            meter.run(engine, groups, now.here) as batches,
+            ctx.resources.borrow((ctx.key_of(self), rows), partial(self._engine, ctx, rows)) as engine,
+            meter.run(engine, groups, ctx.times) as batches,
         ):
-            yield from map(groups.counted, batches)
+            yield from map(groups.count, batches)
 
-    def _engine(self, now: PassContext, rows: int) -> Engine:
+    def _engine(self, ctx: PassContext, rows: int) -> Engine:
         work = MapWork(
             self.source.fetch,
             self.function,
             self.outputs,
             self.drop_none,
-            now.bits(self, self.seed) if self.random else None,
+            ctx.bits(self, self.seed) if self.random else None,
         )
         return Engine(
             work,
@@ -387,15 +377,15 @@ class ProcessMap(Map):
             slots=DEFAULT_SLOTS,
             deadline=self.deadline,
             ordered=self.ordered,
-            describe=self._described,
+            describe=self._describe,
             owner="Flow",
         )
 
-    def _described(self, item: Any) -> str:
+    def _describe(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, at {self.label}"
 
 
-def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
+def check_outputs(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
     """Return the outputs as a tuple. Raises UsageError for invalid specs."""
     if outputs is None:
         return None
@@ -417,7 +407,7 @@ PASS_SLOTS = 4
 
 @dataclass(frozen=True)
 class PassFetch:
-    """Makes items of ``node``, at ``branch`` in its flow, from (pass, run, number); ENDED after the last."""
+    """Makes items of ``node``, at ``branch`` in its flow, from (pass, run, number), then END_OF_PASS."""
 
     node: Node
     branch: tuple[int, ...]
@@ -432,12 +422,12 @@ class PassFetch:
             pass_number, run, number = key
             if key != due:  # another pass, or this worker replaces a dead one
                 end(items)
-                items = self.node.run(PassContext(pass_number, kept, self.branch))
+                items = self.node.run(PassContext(pass_number, resources, self.branch))
                 next(islice(items, number, number), None)
             due = pass_number, run, number + 1
-            return next(items, ENDED)
+            return next(items, END_OF_PASS)
 
-        with closing(PassResources()) as kept:
+        with closing(PassResources()) as resources:
             try:
                 yield item
             finally:
@@ -447,7 +437,7 @@ class PassFetch:
 _runs = count()
 
 
-def _keys(pass_number: int, rows: int) -> Iterator[Items]:
+def _key_groups(pass_number: int, rows: int) -> Iterator[Items]:
     """Yield the keys of items, which need no input, in groups that grow from one item."""
     run, first, size = next(_runs), 0, 1
     while True:
@@ -466,27 +456,27 @@ class InProcess(Step):
 
     title = "in_process()"
     facts = ""
-    never_change = True  # items are copies from the other process
+    items_never_change = True  # items are copies from the other process
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         # one group more than slots: the consumer draws from one while the others are made
         rows = max(1, (self.ahead + 1) // (PASS_SLOTS + 1))
-        meter = now.meter.groups.setdefault(now.place(self), EngineMeter(self.label, 1, {}, self.label))
+        meter = ctx.meter.groups.setdefault(ctx.key_of(self), EngineMeter(self.label, 1, {}, self.label))
         with (
-            now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
-            meter.run(engine, _keys(now.number, rows), now.here) as batches,
+            ctx.resources.borrow(ctx.key_of(self), partial(self._engine, ctx, rows)) as engine,
+            meter.run(engine, _key_groups(ctx.number, rows), ctx.times) as batches,
         ):
             for batch in batches:
                 for row in range(len(batch.payloads)):
-                    yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
+                    yield unpack_result(batch.payloads.pop(row), partial(self._describe, batch.items[row]))
                 if batch.skipped:
                     return
                 del batch
 
-    def _engine(self, now: PassContext, rows: int) -> Engine:
-        work = MapWork(PassFetch(self.source, now.of(self).branch).open)
+    def _engine(self, ctx: PassContext, rows: int) -> Engine:
+        work = MapWork(PassFetch(self.source, ctx.for_source(self).branch).open)
         layout = layout_of(rows, None)
-        return Engine(work, layout, workers=1, slots=PASS_SLOTS, describe=self._described, owner="Flow")
+        return Engine(work, layout, workers=1, slots=PASS_SLOTS, describe=self._describe, owner="Flow")
 
-    def _described(self, item: Any) -> str:
+    def _describe(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, in_process()"

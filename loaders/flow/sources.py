@@ -32,7 +32,7 @@ from shardprep.formats.sources.trees import FolderWalk
 from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
 from shardprep.loaders.batches.passes import Passes, ending, ending_all, returned
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Function, Length, Node, PassContext, within
+from shardprep.loaders.flow.node import UNKNOWN, Fetch, Function, KeyedSource, Length, Node, PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.stats import FAKE
@@ -49,8 +49,8 @@ def from_iterable(items: Any) -> Node:
             f"a {type(items).__name__} is an iterator, which has only one pass: give Flow.from_callable a "
             "function that returns a new one (such as a generator function), or Flow.from_iterable a list"
         )
-    found = SequenceItems.of(items)
-    return FromIterable(Passes(items)) if found is None else FromSequence(found.sequence)
+    numbered = SequenceItems.of(items)
+    return FromIterable(Passes(items)) if numbered is None else FromSequence(numbered.sequence)
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class FromSequence(Node):
         return Length(len(self.items))
 
     @property
-    def never_change(self) -> bool:
+    def items_never_change(self) -> bool:
         return bool(getattr(self.items, "batches_never_change", False))
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        item_of = now.here.timed(self.label, SequenceItems(self.items).item)
-        yield from map(item_of, within(numbers, self.length))
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        item_of = ctx.times.timed(self.label, SequenceItems(self.items).item)
+        yield from map(item_of, self.check_numbers(numbers))
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,19 @@ class FromIterable(Node):
         return UNKNOWN if items is None else Length(items)
 
     @property
-    def never_change(self) -> bool:
+    def items_never_change(self) -> bool:
         return self.passes.batches_never_change
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
-        promised, counted = self.length, count()
+        length, drawn = self.length, count()
         with ending(self.passes.begin()) as items:
-            draws = now.here.timed_draws(self.label, items)
-            yield from map(lambda item, number: item, draws, counted)
-        if promised.is_exact and (found := next(counted)) != promised.items:
+            draws = ctx.times.timed_draws(self.label, items)
+            yield from map(lambda item, number: item, draws, drawn)
+        if length.is_exact and (items_drawn := next(drawn)) != length.items:
             raise UsageError(
-                f"the {type(self.passes.source).__name__} says that it has {promised.items} items, but pass {now.number} had "
-                f"{found}: give Flow.from_callable or the input a function that returns it, if its length varies"
+                f"the {type(self.passes.source).__name__} says that it has {length.items} items, but pass {ctx.number} had "
+                f"{items_drawn}: give Flow.from_callable or the input a function that returns it, if its length varies"
             )
 
 
@@ -119,7 +119,7 @@ Labels = Mapping[str, int] | Sequence[int]
 
 
 @dataclass(frozen=True)
-class FromFiles(Fetched):
+class FromFiles(KeyedSource):
     """The files of a folder at ``paths`` (relative, sorted, with ``/``), and their ``labels``.
 
     Paths are sorted by code points, which is the order of their UTF-8 bytes. ``digests`` distinguish flows.
@@ -151,8 +151,8 @@ class FromFiles(Fetched):
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
         walk = FolderWalk(top)
-        found = (file.path for file in walk.files_below())
-        paths = tuple(sorted(path for path in found if path.lower().endswith(endings)))
+        files = (file.path for file in walk.files_below())
+        paths = tuple(sorted(path for path in files if path.lower().endswith(endings)))
         if labels is None and (loose := [path for path in paths if "/" not in path]):
             raise UsageError(
                 "is not in a class folder; move it into one, or give labels=", path=top / loose[0]
@@ -165,12 +165,12 @@ class FromFiles(Fetched):
             )
         digests = f"paths={crc32(repr(paths).encode()):08x}"
         if labels is None:
-            place = {name: label for label, name in enumerate(walk.folders())}
-            of_each = tuple(place[path.partition("/")[0]] for path in paths)
+            label_of = {name: label for label, name in enumerate(walk.folders())}
+            file_labels = tuple(label_of[path.partition("/")[0]] for path in paths)
         else:
-            of_each = _given(labels, paths, top)
-            digests += f" labels={crc32(repr(of_each).encode()):08x}"
-        return cls(top, paths, of_each, None if seed is None else check_seed(seed), digests)
+            file_labels = _check_labels(labels, paths, top)
+            digests += f" labels={crc32(repr(file_labels).encode()):08x}"
+        return cls(top, paths, file_labels, None if seed is None else check_seed(seed), digests)
 
     @property
     def length(self) -> Length:
@@ -178,22 +178,22 @@ class FromFiles(Fetched):
 
     @property
     def fetch(self) -> Fetch:
-        return partial[Any](nullcontext, partial(_file_and_label, self.folder))
+        return partial[Any](nullcontext, partial(_read_file, self.folder))
 
-    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[tuple[str, int]]:
-        places = within(numbers, self.length)
+    def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[tuple[str, int]]:
+        places = self.check_numbers(numbers)
         if self.seed is not None:
-            places = map(permutation(len(self.paths), now.bits(self, self.seed)).item, places)
+            places = map(permutation(len(self.paths), ctx.bits(self, self.seed)).item, places)
         return ((self.paths[place], self.labels[place]) for place in places)
 
 
-def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, ...]:
+def _check_labels(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, ...]:
     """Return the given labels of the files. Raises UsageError unless there is one for each."""
     if not isinstance(labels, Sized):
         raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
-        if other := labels.keys() ^ set(paths):
-            name = min(map(str, other))
+        if unmatched := labels.keys() ^ set(paths):
+            name = min(map(str, unmatched))
             where = "files" if name in paths else "labels"
             raise UsageError(f"give one label for each file; {name} is only among the {where}", path=folder)
         labels = [labels[path] for path in paths]
@@ -202,7 +202,7 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
     return tuple(check_int(label, "a label", least=-1) for label in labels)
 
 
-def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
+def _read_file(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
     return (folder / key[0]).read_bytes(), key[1]
 
 
@@ -227,9 +227,9 @@ class RecordFetch:
     def open(self, cache: FileCache | None = None) -> Iterator[Callable[[ItemKey], Any]]:
         with self.files.open(cache) as files, closing(OpenRecords(self.parts, files)) as records:
             form = self.form
-            yield partial(self._record, records) if form is None else partial(self._saved, records, form)
+            yield partial(self._read, records) if form is None else partial(self._read_saved, records, form)
 
-    def _record(self, records: OpenRecords, key: ItemKey) -> tuple[Any, ...]:
+    def _read(self, records: OpenRecords, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
         label = self.labels[address[1]]
         image: Any = (
@@ -240,7 +240,7 @@ class RecordFetch:
             image = {each: image if each == IMAGE else record.columns[each] for each in self.names}
         return (address[0].decode(), image, label) if self.with_keys else (image, label)
 
-    def _saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
+    def _read_saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
         number, shard, ordinal, address = key
         image = records.image(shard, ordinal, address) if IMAGE in form.own else b""
         place = RecordPlace(number, shard, ordinal, address[0])
@@ -261,7 +261,7 @@ class PassDownloads(Owner, Closable):
         self._end()
 
     @contextmanager
-    def ahead(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
+    def prefetch(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
         """Context of the cache for a pass over these files; downloads begun before its end finish."""
         self._prefetcher.follow(files)
         try:
@@ -275,7 +275,7 @@ ANNOUNCED_RECORDS = 256  # records passed to the read-ahead thread at a time
 
 
 @dataclass(frozen=True)
-class FromDataset(Fetched):
+class FromDataset(KeyedSource):
     """The records of a dataset; pass n has the order of epoch n. Keys contain rows of the index."""
 
     dataset: RecordSet
@@ -299,9 +299,9 @@ class FromDataset(Fetched):
                     path=dataset.location,
                 )
             cls = SavedItems
-        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
-        Finalizer(made, dataset.close)
-        return made
+        source = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+        Finalizer(source, dataset.close)
+        return source
 
     @property
     def description(self) -> str:
@@ -319,39 +319,39 @@ class FromDataset(Fetched):
         names = self.columns.names if self.columns.are_chosen else None
         return RecordFetch(parts, files, labels, names, self.with_keys).open
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        with self._ahead(now, numbers) as (keys, cache), self.fetch(cache) as item_of:
-            yield from map(now.here.timed(self.label, item_of), keys)
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        with self._keys_and_cache(ctx, numbers) as (keys, cache), self.fetch(cache) as item_of:
+            yield from map(ctx.times.timed(self.label, item_of), keys)
 
-    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
-        with self._ahead(now, numbers) as (keys, _):
+    def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+        with self._keys_and_cache(ctx, numbers) as (keys, _):
             yield from keys
 
     @contextmanager
-    def _ahead(
-        self, now: PassContext, numbers: Iterable[int] | None
+    def _keys_and_cache(
+        self, ctx: PassContext, numbers: Iterable[int] | None
     ) -> Iterator[tuple[Iterator[ItemKey], FileCache | None]]:
         """Context of a pass's keys, with their shards downloaded or read ahead, and the open cache."""
-        shards, order = self.plan.shards(now.number), self.plan.order(now.number)
-        places: Iterable[int] = within(numbers, self.length)
+        shards, order = self.plan.shards(ctx.number), self.plan.order(ctx.number)
+        places: Iterable[int] = self.check_numbers(numbers)
         parts = self.columns.files_of(self.dataset)
         if isinstance(self.dataset, CachedDataset):
             files = ShardFiles(parts, with_image=self.columns.with_image)
             places = iter(places)
             first = list(islice(places, 1))  # where a resumed pass continues
             start = sum(first) // self.plan.batch_size * self.plan.batch_size
-            uses = shard_uses(self.plan, now.number, start=start)
+            uses = shard_uses(self.plan, ctx.number, start=start)
             make = partial(PassDownloads, FileSource.of(self.dataset))
             with (
-                now.kept.borrowed((now.place(self), "downloads"), make) as downloads,
-                downloads.ahead(files.of(uses.shards.tolist())) as cache,
+                ctx.resources.borrow((ctx.key_of(self), "downloads"), make) as downloads,
+                downloads.prefetch(files.of(uses.shards.tolist())) as cache,
             ):
                 yield map(self._key, order.each(chain(first, places))), cache
         else:
             blocks = blocks_read(self.dataset, parts, with_image=self.columns.with_image)
             with reading_ahead(self.dataset.path, blocks, shards, budget=READ_AHEAD_BYTES) as ahead:
                 if ahead:
-                    places = _announced(ahead, order, places)
+                    places = _announce(ahead, order, places)
                 yield map(self._key, order.each(places)), None
 
     def _key(self, number: int) -> ItemKey:
@@ -380,7 +380,7 @@ class SavedItems(FromDataset):
         return RecordFetch(parts, FileSource.of(dataset), (*labels, -1), form=form).open
 
 
-def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
+def _announce(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
     """Yield these places, announcing records ahead while the places are consecutive."""
     due, last = 0, -1
     for place in places:
@@ -402,23 +402,23 @@ class FromParts(Node):
     title = "from_parts({0.function.name})"
     length = UNKNOWN
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        with ending_all([self.part(now, number) for number in range(self.parts)]) as begun:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        with ending_all([self.part(ctx, number) for number in range(self.parts)]) as begun:
             due = deque(begun)
             while due:
                 items = due.popleft()
-                if held := list(islice(items, 1)):
+                if drawn := list(islice(items, 1)):
                     due.append(items)
-                    yield held.pop()
+                    yield drawn.pop()
 
-    def part(self, now: PassContext, number: int) -> Iterator[Any]:
+    def part(self, ctx: PassContext, number: int) -> Iterator[Any]:
         """Run one part. Closing or dropping the iterator releases its resources."""
-        return now.here.timed_draws(self.label, self._part(now, number))
+        return ctx.times.timed_draws(self.label, self._run_part(ctx, number))
 
-    def _part(self, now: PassContext, number: int) -> Iterator[Any]:
-        items = now.noted(self.label, lambda part, _: self.function(part))(number, number)
+    def _run_part(self, ctx: PassContext, number: int) -> Iterator[Any]:
+        items = ctx.annotate_errors(self.label, lambda part, _: self.function(part))(number, number)
         if as_part := getattr(items, "as_part", None):  # a flow
-            yield from as_part(now, number)
+            yield from as_part(ctx, number)
             return
         with ending(Passes(returned(items, self.function)).begin()) as begun:
             yield from begun
@@ -441,7 +441,7 @@ def fake_files(seed: int) -> list[memoryview]:
     count = PER_PHOTOGRAPH * len(photographs)
     sizes = np.exp(SPREAD * rng.standard_normal(count))
     pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
-    made = []
+    files = []
     for n, area in enumerate(pixels.tolist()):
         aspect, photograph = ASPECTS[rng.integers(len(ASPECTS))], photographs[n % len(photographs)]
         target = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
@@ -451,8 +451,8 @@ def fake_files(seed: int) -> list[memoryview]:
         grain = GRAIN * rng.standard_normal(image.shape, np.float32)
         noisy = np.clip(image + grain, 0, 255).astype(np.uint8)
         file = cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-        made.append(memoryview(file))
-    return made
+        files.append(memoryview(file))
+    return files
 
 
 @dataclass(frozen=True)
@@ -500,10 +500,10 @@ class MadeUp:
         """Return the images and labels of the batch with this number, after the delay."""
         if self.seconds:  # a sleep of 0 would still hand the CPU to other processes
             time.sleep(float(self.seconds) * self.batch_size)
-        known, images = self._records
+        all_labels, images = self._records
         labels = aligned(8 * self.batch_size).view(np.int64)
         start = number % (self.batch_size + 1)
-        labels[:] = known[start : start + self.batch_size]
+        labels[:] = all_labels[start : start + self.batch_size]
         labels.flags.writeable = False
         first = number * self.batch_size
         if self.encoded:
@@ -519,7 +519,7 @@ class MadeUp:
 
 
 @dataclass(frozen=True)
-class FromFakeData(Fetched):
+class FromFakeData(KeyedSource):
     """``count`` made-up items. See :meth:`.Flow.fake`."""
 
     data: MadeUp
@@ -536,8 +536,8 @@ class FromFakeData(Fetched):
     def fetch(self) -> Fetch:
         return partial[Any](nullcontext, self.data.item)
 
-    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[int]:
-        return within(numbers, self.length)
+    def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[int]:
+        return self.check_numbers(numbers)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import check_seconds, count_of
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
-from shardprep.loaders.flow.map import PerItem
-from shardprep.loaders.flow.node import Node, NodePlace, PassMeter, Step
+from shardprep.loaders.flow.map import ItemStep
+from shardprep.loaders.flow.node import Node, NodeKey, PassMeter, Step
 from shardprep.loaders.flow.sources import FromFakeBatches
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
 from shardprep.loaders.loader.stats import (
@@ -37,7 +37,7 @@ POOL_ADVICE = "more threads help where the function waits or releases the GIL, o
 THREAD_ADVICE = "the steps before prefetch() share one thread; give map() threads= or processes="
 PROCESS_ADVICE = "the steps before in_process() share one process; map() with processes= uses several"
 
-MAIN: NodePlace = (), -1
+MAIN: NodeKey = (), -1
 COUNTS = ("items", "rows", "timed", "elapsed", "warming", "drawing")
 
 
@@ -68,7 +68,7 @@ class FlowStats(ShownStats):
     elapsed: float = 0.0
     warming: float = 0.0
     drawing: float = 0.0
-    groups: dict[NodePlace, GroupTimes] = field(default_factory=dict)
+    groups: dict[NodeKey, GroupTimes] = field(default_factory=dict)
     cpus: int = field(default_factory=usable_cpus)
 
     @classmethod
@@ -133,7 +133,7 @@ class RunningPass(Iterator[Any]):
             self._meter.is_over = True
             raise
         finally:
-            self._meter.drew(began, rows)
+            self._meter.count_draw(began, rows)
 
     def close(self) -> None:
         """End the pass. Idempotent."""
@@ -148,16 +148,16 @@ class FlowMeter:
         self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
-        total, known = self._passes
+        total, passes = self._passes
         begun = RunningPass(items, meter, has_rows=total.has_rows)
-        running = [each for each in known if each[0]() is not None]
-        over = [each[1] for each in known if each not in running]
+        running = [each for each in passes if each[0]() is not None]
+        over = [each[1] for each in passes if each not in running]
         self._passes = self._sum(total, over), [*running, (weakref.ref(begun), meter)]
         return begun
 
     def read(self) -> FlowStats:
-        total, known = self._passes
-        return self._sum(total, [meter for _, meter in known])
+        total, passes = self._passes
+        return self._sum(total, [meter for _, meter in passes])
 
     def _sum(self, total: FlowStats, meters: list[PassMeter]) -> FlowStats:
         passes = (FlowStats.of(meter, has_rows=total.has_rows) for meter in meters)
@@ -209,37 +209,37 @@ def measure(passes: Iterable[Iterable[Any]], *, has_rows: bool, seconds: float) 
     At least one item is measured after the first. Raises UsageError for a pass without items.
     """
     seconds = check_seconds(seconds, "the time to measure")
-    found = Counter[str]()
+    counts = Counter[str]()
 
-    def drawn() -> Generator[Any, None, None]:
+    def draw() -> Generator[Any, None, None]:
         for items in passes:
-            before, found["passes"] = found["items"], found["passes"] + 1
+            before, counts["passes"] = counts["items"], counts["passes"] + 1
             yield from items
-            if found["items"] == before:
+            if counts["items"] == before:
                 raise UsageError("a pass of this flow has no items, so there is nothing to measure")
 
     def count(item: Any) -> int:
-        found["items"] += 1
-        found["bytes"] += _bytes_in(item)
-        found["rows"] += row_count(item) if has_rows else 0
+        counts["items"] += 1
+        counts["bytes"] += _count_bytes(item)
+        counts["rows"] += row_count(item) if has_rows else 0
         return 1
 
     began = perf_counter()
-    with closing(drawn()) as items:
+    with closing(draw()) as items:
         arrivals = Arrivals(items, count)
         arrivals.draw()
-        cpu, found["bytes"], found["rows"] = time.process_time(), 0, 0
+        cpu, counts["bytes"], counts["rows"] = time.process_time(), 0, 0
         arrivals.draw_for(seconds)
         cpu = time.process_time() - cpu
     rate, (p50, p99) = arrivals.rate, arrivals.gaps
     return FlowSpeed(
         items=arrivals.count,
-        rows=found["rows"] if has_rows else None,
-        passes=found["passes"],
+        rows=counts["rows"] if has_rows else None,
+        passes=counts["passes"],
         seconds=arrivals.seconds,
         items_per_second=rate,
-        rows_per_second=rate * found["rows"] / arrivals.count if has_rows else None,
-        megabytes_per_second=rate * found["bytes"] / arrivals.count / 1e6,
+        rows_per_second=rate * counts["rows"] / arrivals.count if has_rows else None,
+        megabytes_per_second=rate * counts["bytes"] / arrivals.count / 1e6,
         p50_milliseconds=p50 * 1e3,
         p99_milliseconds=p99 * 1e3,
         first_item_seconds=arrivals.first - began,
@@ -249,16 +249,16 @@ def measure(passes: Iterable[Iterable[Any]], *, has_rows: bool, seconds: float) 
 
 def makes_batches(node: Node) -> bool:
     """Whether the last step that makes new items, rather than passing them on, makes batches."""
-    while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | PerItem):
+    while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | ItemStep):
         node = node.source
     return isinstance(node, Batch | BatchByShape | FromFakeBatches)
 
 
-def _bytes_in(part: Any) -> int:
+def _count_bytes(part: Any) -> int:
     if isinstance(part, np.ndarray | np.generic | memoryview):
         return part.nbytes
     if isinstance(part, bytes | bytearray):
         return len(part)
     if isinstance(part, Mapping):
-        return sum(map(_bytes_in, part.values()))
-    return sum(map(_bytes_in, part)) if isinstance(part, tuple | list) else 0
+        return sum(map(_count_bytes, part.values()))
+    return sum(map(_count_bytes, part)) if isinstance(part, tuple | list) else 0

@@ -21,16 +21,14 @@ from shardprep.loaders.batches.stack import grouped, grouped_by_shape, listed, p
 from shardprep.loaders.flow.node import (
     INFINITE,
     UNKNOWN,
-    InPlace,
     Length,
     Node,
     PassContext,
-    Renumbered,
+    PickableStep,
+    Rearrangement,
     Step,
     map_with_notes,
-    numbered,
-    shared,
-    within,
+    share_numbers,
 )
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
@@ -40,7 +38,7 @@ Remainder = Literal["keep", "drop", "pad"]
 
 
 @dataclass(frozen=True)
-class Batch(InPlace):
+class Batch(PickableStep):
     """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`."""
 
     source: Node
@@ -61,30 +59,31 @@ class Batch(InPlace):
         return self.source.length.batches(self.size, drop=self.remainder == "drop")
 
     @property
-    def never_change(self) -> bool:
-        return not self.as_list or self.source.never_change
+    def items_never_change(self) -> bool:
+        return not self.as_list or self.source.items_never_change
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        source, there, least = self.source, now.of(self), self.size if self.remainder == "drop" else 1
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        source, source_ctx = self.source, ctx.for_source(self)
+        least = self.size if self.remainder == "drop" else 1
         chosen: Iterator[int] | None = None
         sizes: Iterator[int] = repeat(self.size)
         places: Iterator[int] = count()
         if numbers is not None:
-            own, sized, places = shared(within(numbers, self.length), 3)
-            chosen = chain.from_iterable(map(self._items_of, own))
+            batches_due, sized, places = share_numbers(self.check_numbers(numbers), 3)
+            chosen = chain.from_iterable(map(self._items_of, batches_due))
             sizes = (len(self._items_of(number)) for number in sized)
         if not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
-            with ending(source.batches(there, chosen, sizes, self.size, least=least)) as batches:
-                yield from map(self._finished, batches)
+            with ending(source.batches(source_ctx, chosen, sizes, self.size, least=least)) as batches:
+                yield from map(self._finish, batches)
             return
-        with ending(source.run(there) if chosen is None else source.pick(there, chosen)) as items:
-            make = listed if self.as_list else lambda rows: self._finished(stack(rows))
-            yield from map_with_notes(make, grouped(items, sizes, least=least), now, places, self.label)
+        with ending(source.run(source_ctx) if chosen is None else source.pick(source_ctx, chosen)) as items:
+            make = listed if self.as_list else lambda rows: self._finish(stack(rows))
+            yield from map_with_notes(make, grouped(items, sizes, least=least), ctx, places, self.label)
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
 
-    def _finished(self, batch: Any) -> Any:
+    def _finish(self, batch: Any) -> Any:
         return padded(batch, self.size) if self.remainder == "pad" else batch
 
 
@@ -97,7 +96,7 @@ class BatchByShape(Step):
     remainder: Literal["keep", "drop"]
 
     title = "batch_by_shape({0.size})"
-    never_change = True
+    items_never_change = True
 
     def __post_init__(self) -> None:
         check_choice("remainder", self.remainder, ("keep", "drop"))
@@ -107,10 +106,10 @@ class BatchByShape(Step):
         least = self.size if self.remainder == "drop" else 1
         return self.source.length.batches(least, drop=True).filtered()
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.source.run(now.of(self))) as items:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        with ending(self.source.run(ctx.for_source(self))) as items:
             groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
-            yield from map_with_notes(stack, groups, now, count(), self.label)
+            yield from map_with_notes(stack, groups, ctx, count(), self.label)
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,9 @@ class Unbatch(Step):
     def length(self) -> Length:
         return INFINITE if self.source.length.is_infinite else UNKNOWN
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.source.run(now.of(self))) as batches:
-            yield from chain.from_iterable(map_with_notes(rows_of, batches, now, count(), self.label))
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        with ending(self.source.run(ctx.for_source(self))) as batches:
+            yield from chain.from_iterable(map_with_notes(rows_of, batches, ctx, count(), self.label))
 
 
 @dataclass(frozen=True)
@@ -134,37 +133,37 @@ class Cache(Step):
 
     source: Node
 
-    never_change = True
+    items_never_change = True
 
     def __post_init__(self) -> None:
         if self.source.length.is_infinite:
             raise UsageError("an infinite flow cannot be kept in memory; use take(n) before it")
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        kept, at = now.kept.values, now.place(self)
-        if (known := kept.get(at)) is not None:
-            yield from map(read_only, known)
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        values, key = ctx.resources.values, ctx.key_of(self)
+        if (cached := values.get(key)) is not None:
+            yield from map(read_only, cached)
             return
-        found: list[Any] = []
-        length, never_change = self.source.length, self.source.never_change
+        kept: list[Any] = []
+        length, items_never_change = self.source.length, self.source.items_never_change
 
         def keep(item: Any) -> Any:
-            found.append(item if never_change else _copied(item))
-            if length.is_exact and len(found) == length.items:
-                kept.setdefault(at, found)
-            return read_only(found[-1])
+            kept.append(item if items_never_change else _copy_arrays(item))
+            if length.is_exact and len(kept) == length.items:
+                values.setdefault(key, kept)
+            return read_only(kept[-1])
 
-        with ending(self.source.run(now.of(self))) as items:
+        with ending(self.source.run(ctx.for_source(self))) as items:
             yield from map(keep, items)
-        kept.setdefault(at, found)
+        values.setdefault(key, kept)
 
 
 def read_only(item: Any) -> Any:
     """Return the item in new tuples, lists and dicts, with read-only views of its arrays."""
-    return converted(item, _view)
+    return converted(item, _read_only_view)
 
 
-def _view(part: Any) -> Any:
+def _read_only_view(part: Any) -> Any:
     if not isinstance(part, np.ndarray):
         return part
     view = part.view()
@@ -172,13 +171,13 @@ def _view(part: Any) -> Any:
     return view
 
 
-_copied = partial(converted, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part)
+_copy_arrays = partial(converted, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part)
 
 MAX_PARTS = 16
 
 
 @dataclass(frozen=True)
-class Print(InPlace):
+class Print(PickableStep):
     """Describes the first ``items`` items of each pass on stderr; all items pass unchanged."""
 
     source: Node
@@ -186,17 +185,17 @@ class Print(InPlace):
 
     facts = ""
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        items, places = numbered(self, now, numbers)
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        items, places = self.number_items(ctx, numbers)
         seen = count()
 
-        def shown(item: Any, number: int) -> Any:
+        def show(item: Any, number: int) -> Any:
             if next(seen) < self.items:
-                print(f"Item {number} of pass {now.number}: {describe(item)}", file=sys.stderr)
+                print(f"Item {number} of pass {ctx.number}: {describe(item)}", file=sys.stderr)
             return item
 
         with ending(items):
-            yield from map(shown, items, places)
+            yield from map(show, items, places)
 
 
 def describe(item: Any) -> str:
@@ -247,13 +246,13 @@ class Repeat(Step):
     def length(self) -> Length:
         return INFINITE if self.passes is None else self.source.length.times(self.passes)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         if self.passes is None:
-            numbers: Iterable[int] = count(now.number << 32)
+            numbers: Iterable[int] = count(ctx.number << 32)
         else:
-            numbers = range(now.number * self.passes, (now.number + 1) * self.passes)
+            numbers = range(ctx.number * self.passes, (ctx.number + 1) * self.passes)
         for number in numbers:
-            with ending(self.source.run(now.of(self, number=number))) as items:
+            with ending(self.source.run(ctx.for_source(self, number=number))) as items:
                 first = list(islice(items, 1))
                 if not first and self.passes is None:
                     raise UsageError(f"pass {number} of a flow that is repeated without end had no items")
@@ -263,7 +262,7 @@ class Repeat(Step):
 
 
 @dataclass(frozen=True)
-class Take(Renumbered):
+class Take(Rearrangement):
     """The first ``count`` items of each pass, which ends with the last of them."""
 
     source: Node
@@ -273,16 +272,16 @@ class Take(Renumbered):
     def length(self) -> Length:
         return self.source.length.shortest(Length(self.count))
 
-    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+    def numbers(self, ctx: PassContext, places: Iterable[int]) -> Iterator[int]:
         return iter(places)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        with ending(self.source.run(now.of(self))) as items:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        with ending(self.source.run(ctx.for_source(self))) as items:
             yield from islice(items, self.count)
 
 
 @dataclass(frozen=True)
-class Skip(Renumbered):
+class Skip(Rearrangement):
     """All but the first ``count`` items of each pass; these are not made if the source can pick."""
 
     source: Node
@@ -292,19 +291,19 @@ class Skip(Renumbered):
     def length(self) -> Length:
         return self.source.length.without(self.count)
 
-    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+    def numbers(self, ctx: PassContext, places: Iterable[int]) -> Iterator[int]:
         return (place + self.count for place in places)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            yield from self.pick(now)
+            yield from self.pick(ctx)
             return
-        with ending(self.source.run(now.of(self))) as items:
+        with ending(self.source.run(ctx.for_source(self))) as items:
             yield from islice(items, self.count, None)
 
 
 @dataclass(frozen=True)
-class LocallyShuffled(Renumbered):
+class LocallyShuffled(Rearrangement):
     """Items sorted by number + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`."""
 
     source: Node
@@ -317,23 +316,23 @@ class LocallyShuffled(Renumbered):
     def can_pick(self) -> bool:
         return self.source.can_pick and self.source.length.items <= MAX_RECORDS
 
-    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+    def numbers(self, ctx: PassContext, places: Iterable[int]) -> Iterator[int]:
         items = self.source.length.items
-        order = DisplacedOrder(items, window=min(self.window, items), bits=now.bits(self, self.seed))
+        order = DisplacedOrder(items, window=min(self.window, items), bits=ctx.bits(self, self.seed))
         yield from order.each(places)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            yield from self.pick(now)
+            yield from self.pick(ctx)
             return
         # (key, number, item): numbers are unique, so items are never compared
         heap: list[tuple[int, int, Any]] = []  # items leave it once no later item can precede them
 
-        def keyed(number: int, word: int, item: Any) -> tuple[int, int, Any]:
+        def make_entry(number: int, word: int, item: Any) -> tuple[int, int, Any]:
             return (number << 32) + self.window * (word >> 32), number, item
 
-        with ending(self.source.run(now.of(self))) as items:
-            for entry in map(keyed, count(), words(now.bits(self, self.seed)), items):
+        with ending(self.source.run(ctx.for_source(self))) as items:
+            for entry in map(make_entry, count(), random_words(ctx.bits(self, self.seed)), items):
                 heappush(heap, entry)
                 next_key = entry[1] + 1 << 32
                 del entry
@@ -346,13 +345,13 @@ class LocallyShuffled(Renumbered):
 BLOCK = 1024
 
 
-def words(bits: np.random.Philox) -> Iterator[int]:
+def random_words(bits: np.random.Philox) -> Iterator[int]:
     while True:
         yield from bits.random_raw(BLOCK).tolist()
 
 
 @dataclass(frozen=True)
-class Combined(Node):
+class Combination(Node):
     """A step over several flows."""
 
     nodes: tuple[Node, ...]
@@ -366,15 +365,15 @@ class Combined(Node):
         return reduce(Length.then, (node.length for node in self.nodes))
 
     @property
-    def never_change(self) -> bool:
-        return all(node.never_change for node in self.nodes)
+    def items_never_change(self) -> bool:
+        return all(node.items_never_change for node in self.nodes)
 
-    def begun(self, now: PassContext) -> list[Iterator[Any]]:
-        return [node.run(now.of(self, n)) for n, node in enumerate(self.nodes)]
+    def begin_all(self, ctx: PassContext) -> list[Iterator[Any]]:
+        return [node.run(ctx.for_source(self, n)) for n, node in enumerate(self.nodes)]
 
 
 @dataclass(frozen=True)
-class Concat(Combined):
+class Concat(Combination):
     """The items of all flows, one flow after the other."""
 
     def __post_init__(self) -> None:
@@ -383,14 +382,14 @@ class Concat(Combined):
                 "a flow after an infinite flow is never reached; use take(n) on the infinite one, or mix()"
             )
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         for n, node in enumerate(self.nodes):
-            with ending(node.run(now.of(self, n))) as items:
+            with ending(node.run(ctx.for_source(self, n))) as items:
                 yield from items
 
 
 @dataclass(frozen=True)
-class Zip(Combined):
+class Zip(Combination):
     """Items joined from one item of each flow, until one of the flows ends. See :meth:`.Flow.zip`."""
 
     @property
@@ -401,26 +400,26 @@ class Zip(Combined):
     def can_pick(self) -> bool:
         return all(node.can_pick for node in self.nodes)
 
-    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         if numbers is None:
-            return _zipped(self.begun(now))
-        places = shared(within(numbers, self.length), len(self.nodes))
-        return _zipped([node.pick(now.of(self, n), places[n]) for n, node in enumerate(self.nodes)])
+            return _zip(self.begin_all(ctx))
+        places = share_numbers(self.check_numbers(numbers), len(self.nodes))
+        return _zip([node.pick(ctx.for_source(self, n), places[n]) for n, node in enumerate(self.nodes)])
 
 
-def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:
+def _zip(passes: list[Iterator[Any]]) -> Iterator[Any]:
     """Yield the joined items. ``zip`` would keep references to them."""
     with ending_all(passes):
-        yield from iter(partial(_row, passes), None)
+        yield from iter(partial(_next_row, passes), None)
 
 
-def _row(passes: Sequence[Iterator[Any]]) -> Any:
+def _next_row(passes: Sequence[Iterator[Any]]) -> Any:
     """Return the next joined item, None once a pass has ended; later passes are not drawn from."""
     parts = tuple(map(next, passes))  # a StopIteration ends the tuple
-    return joined(parts) if len(parts) == len(passes) else None
+    return join_items(parts) if len(parts) == len(passes) else None
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def join_items(parts: Sequence[Any]) -> Any:
     """Join items: dicts into one dict, others into one tuple; tuples and lists are flattened into it."""
     if not all(isinstance(part, Mapping) for part in parts):
         spread = (part if isinstance(part, tuple | list) else (part,) for part in parts)
@@ -433,7 +432,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class RandomlyCombined(Combined):
+class RandomCombination(Combination):
     """A step that chooses the flow of each item at random."""
 
     weights: tuple[float, ...] | None
@@ -443,17 +442,17 @@ class RandomlyCombined(Combined):
     def of(cls, nodes: tuple[Node, ...], weights: Sequence[float] | None, seed: int) -> Self:
         """Return the step. Raises UsageError for weights or a seed that cannot be meant."""
         try:
-            given = None if weights is None else tuple(map(float, weights))
+            floats = None if weights is None else tuple(map(float, weights))
         except (TypeError, ValueError):
-            given = ()
-        if given is not None and (
-            len(given) != len(nodes) or not any(given) or not all(0 <= each < math.inf for each in given)
+            floats = ()
+        if floats is not None and (
+            len(floats) != len(nodes) or not any(floats) or not all(0 <= each < math.inf for each in floats)
         ):
             raise UsageError(
                 f"weights are finite numbers, not negative and not all 0, one for each of {len(nodes)} flows, "
                 f"this flow's first; not {weights!r}"
             )
-        return cls(nodes, given, check_seed(seed))
+        return cls(nodes, floats, check_seed(seed))
 
     @property
     def proportions(self) -> list[int]:
@@ -470,7 +469,7 @@ def weighted_choice(weights: Sequence[int], word: int) -> int:
 
 
 @dataclass(frozen=True)
-class Mix(RandomlyCombined):
+class Mix(RandomCombination):
     """All items of all flows, interleaved at random; without weights all interleavings are equally likely."""
 
     def __post_init__(self) -> None:
@@ -482,11 +481,11 @@ class Mix(RandomlyCombined):
             lengths = ", ".join(str(node.length) for node in self.nodes)
             raise UsageError(f"mix() needs weights where lengths are not exact; the lengths are {lengths}")
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         cost = self.weights is None  # then a flow's weight is its number of remaining items
         left = [node.length.items for node in self.nodes] if cost else self.proportions
-        word = words(now.bits(self, self.seed))
-        with ending_all(self.begun(now)) as passes:
+        word = random_words(ctx.bits(self, self.seed))
+        with ending_all(self.begin_all(ctx)) as passes:
             while any(left):
                 n = weighted_choice(left, next(word))
                 found = list(islice(passes[n], 1))
@@ -500,7 +499,7 @@ class Mix(RandomlyCombined):
 
 
 @dataclass(frozen=True)
-class Choose(RandomlyCombined):
+class Choose(RandomCombination):
     """Items from randomly chosen flows, until a chosen flow has ended. See :meth:`.Flow.choose`."""
 
     @property
@@ -511,10 +510,10 @@ class Choose(RandomlyCombined):
         all_items = reduce(Length.then, drawn)
         return UNKNOWN if all_items.is_infinite else all_items.filtered()
 
-    def run(self, now: PassContext) -> Iterator[Any]:
+    def run(self, ctx: PassContext) -> Iterator[Any]:
         weights = self.proportions
-        with ending_all(self.begun(now)) as passes:
-            for word in words(now.bits(self, self.seed)):
+        with ending_all(self.begin_all(ctx)) as passes:
+            for word in random_words(ctx.bits(self, self.seed)):
                 found = list(islice(passes[weighted_choice(weights, word)], 1))
                 if not found:
                     return

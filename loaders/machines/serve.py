@@ -14,7 +14,7 @@ from typing import Any
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.progress import check_int
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.node import shared
+from shardprep.loaders.flow.node import share_numbers
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.machines import wire
@@ -90,7 +90,7 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
 
 
 def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Outcome]:
-    own, places = shared(steps, 2)
+    own, places = share_numbers(steps, 2)
     with closing(flow.pick(pass_number, own)) as items:  # type: ignore[type-var]
         yield from map(made_of, items, places)
 

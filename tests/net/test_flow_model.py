@@ -397,7 +397,7 @@ class Unchanged(Step):
 
 
 @dataclass(frozen=True)
-class Combined(Step):
+class Combination(Step):
     """This flow and others, whose steps are not random."""
 
     others: tuple[Pipeline, ...]
@@ -551,12 +551,12 @@ weights = st.sampled_from([0.25, 1.0, 3.0])
 
 
 @st.composite
-def combinations(draw: st.DrawFn) -> Combined:
+def combinations(draw: st.DrawFn) -> Combination:
     beside, how = draw(others), draw(st.sampled_from(["concat", "zip", "zip", "mix", "choose"]))
     wanted = draw(st.none() | st.tuples(*[weights] * (len(beside) + 1)))
     if how == "choose" and wanted is not None and draw(st.booleans()):
         wanted = (0.0, *wanted[1:])
-    return Combined(beside, how, wanted if how in ("mix", "choose") else None, draw(seeds))
+    return Combination(beside, how, wanted if how in ("mix", "choose") else None, draw(seeds))
 
 
 batches = st.one_of(

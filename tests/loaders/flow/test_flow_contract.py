@@ -16,7 +16,7 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
 from shardprep.loaders.batches.passes import end
-from shardprep.loaders.flow.node import INFINITE, Length, Node, PassContext, within
+from shardprep.loaders.flow.node import INFINITE, Length, Node, PassContext
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Items(Node):
     def length(self) -> Length:
         return INFINITE if self.count is None else Length(self.count)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self._items(now, range(1 << 40 if self.count is None else self.count))
+    def run(self, ctx: PassContext) -> Iterator[Any]:
+        return self._items(ctx, range(1 << 40 if self.count is None else self.count))
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self._items(now, within(numbers, self.length)) if self.can_pick else super().pick(now, numbers)
+    def pick(self, ctx: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self._items(ctx, self.check_numbers(numbers)) if self.can_pick else super().pick(ctx, numbers)
 
-    def _items(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        self.open.append(now.number)
+    def _items(self, ctx: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        self.open.append(ctx.number)
         try:
             for number in numbers:
                 yield np.full(2, number, np.float32), number
         finally:
-            self.open.remove(now.number)
+            self.open.remove(ctx.number)
 
 
 def negated(item: Any) -> Any:

@@ -219,10 +219,10 @@ def test_a_pass_that_is_left_begins_no_more_calls_in_its_threads() -> None:
 
 def test_what_a_pass_keeps_is_dropped_at_a_close_and_what_it_has_borrowed_at_its_end_or_failure() -> None:
     resources, failed, borrowed = PassResources(), Mock(), Mock()
-    with pytest.raises(ValueError, match="no"), resources.borrowed("a", lambda: failed):
+    with pytest.raises(ValueError, match="no"), resources.borrow("a", lambda: failed):
         raise ValueError("no")
     failed.close.assert_called_once()
-    with resources.borrowed("b", lambda: borrowed):
+    with resources.borrow("b", lambda: borrowed):
         resources.values[(), 1] = "items"
         resources.close()
         borrowed.close.assert_not_called()
@@ -234,7 +234,7 @@ def test_a_group_is_full_at_its_bytes_however_many_items_it_may_have(monkeypatch
     monkeypatch.setattr(process_map, "GROUP_BYTES", 2500)
     numbered = ((bytes(1000), number) for number in range(40))
     groups = process_map.ItemGroups(
-        numbered, pass_number=0, rows=8, least=2, never_change=True, known=lambda: None
+        numbered, pass_number=0, rows=8, least=2, items_never_change=True, row_form=lambda: None
     )
     groups.delivered = 10**9  # of a fast phase with small items
     assert {len(request.items) for request in groups} <= {1, 2, 3}

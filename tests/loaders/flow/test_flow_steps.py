@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, shared
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, Length, share_numbers
 from shardprep.loaders.flow.steps import describe
 
 ENDLESS = Flow.from_iterable([1]).repeat()
@@ -99,7 +99,7 @@ def test_a_number_that_one_reader_has_drawn_is_there_for_another_while_the_next_
         waits.set()
         assert go_on.wait(60)
 
-    ahead, behind = shared(numbers(), 2)
+    ahead, behind = share_numbers(numbers(), 2)
     assert next(ahead) == 0
     thread = threading.Thread(target=list, args=(ahead,))
     thread.start()
