@@ -332,7 +332,7 @@ class FromDataset(KeyedSource):
         self, ctx: PassContext, numbers: Iterable[int] | None
     ) -> Iterator[tuple[Iterator[ItemKey], FileCache | None]]:
         """Context of a pass's keys, with their shards downloaded or read ahead, and the open cache."""
-        shards, order = self.plan.shards(ctx.number), self.plan.order(ctx.number)
+        shards, order = self.plan.shard_order(ctx.number), self.plan.order(ctx.number)
         places: Iterable[int] = self.check_numbers(numbers)
         parts = self.columns.files_of(self.dataset)
         if isinstance(self.dataset, CachedDataset):
@@ -346,13 +346,13 @@ class FromDataset(KeyedSource):
                 ctx.resources.borrow((ctx.key_of(self), "downloads"), make) as downloads,
                 downloads.prefetch(files.of(uses.shards.tolist())) as cache,
             ):
-                yield map(self._key, order.each(chain(first, places))), cache
+                yield map(self._key, order.numbers_at(chain(first, places))), cache
         else:
             blocks = blocks_read(self.dataset, parts, with_image=self.columns.with_image)
             with reading_ahead(self.dataset.path, blocks, shards, budget=READ_AHEAD_BYTES) as ahead:
                 if ahead:
                     places = _announce(ahead, order, places)
-                yield map(self._key, order.each(places)), None
+                yield map(self._key, order.numbers_at(places)), None
 
     def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()

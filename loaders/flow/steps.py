@@ -319,7 +319,7 @@ class LocallyShuffled(Rearrangement):
     def numbers(self, ctx: PassContext, places: Iterable[int]) -> Iterator[int]:
         items = self.source.length.items
         order = DisplacedOrder(items, window=min(self.window, items), bits=ctx.bits(self, self.seed))
-        yield from order.each(places)
+        yield from order.numbers_at(places)
 
     def run(self, ctx: PassContext) -> Iterator[Any]:
         if self.can_pick:

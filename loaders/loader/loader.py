@@ -77,7 +77,7 @@ from shardprep.loaders.loader.work import (
     plan_of,
     without,
 )
-from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges, resumed
+from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, parse_ranges, resume_epoch
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_division, refuse_other_rank
@@ -325,7 +325,7 @@ class Loader(Owner, Closable):
             for epoch, steps in wanted:
                 opened.append(stack := ExitStack())
                 feed = shards and stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
-                order = None if subset.weights else plan.shards(epoch.number)  # weights change the order
+                order = None if subset.weights else plan.shard_order(epoch.number)  # weights change the order
                 ahead = stack.enter_context(read_ahead(order))
                 for step in steps:
                     items = subset.items_at(epoch.batch(step), epoch.number)
@@ -362,7 +362,7 @@ class Loader(Owner, Closable):
         whole, (ahead, made) = self._stepped, tee(steps)
 
         def loaded(batch: EngineBatch) -> LoadedStep:
-            return whole.loaded(next(made), *self._without_bad(batch))
+            return whole.make_step(next(made), *self._without_bad(batch))
 
         with closing(self._batches([(whole, ahead)])) as batches:
             yield from map(loaded, batches)
@@ -371,7 +371,7 @@ class Loader(Owner, Closable):
         if epoch is not self._current:
             raise UsageError("another iteration of this Loader has begun; end the first, or make two")
         columns, delivered, skipped = self._without_bad(batch)
-        epoch.delivered(delivered, skipped.tolist())
+        epoch.record_delivery(delivered, skipped.tolist())
         self._place = epoch
         return tuple(columns)
 
@@ -401,7 +401,7 @@ class Loader(Owner, Closable):
         outputs = None if transform is None else outputs_of(transform)
         if transform is not None and outputs is None:
             return None
-        is_constant = self._plan.drop_last and not self._work.skip_bad and omission.closes
+        is_constant = self._plan.drop_last and not self._work.skip_bad and omission.closes_gaps
         rows = self._plan.batch_size if is_constant else None
         return loader_specs(outputs, rows=rows, with_numbers=self._with_numbers)
 
@@ -481,7 +481,7 @@ class Loader(Owner, Closable):
             numbers = [check_int(step, "each of the steps", least=0) for step in steps]
         except TypeError as error:
             raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
-        plan = epoch.plan.passing(numbers, start=epoch.start)
+        plan = epoch.plan.skip_steps(numbers, start=epoch.start)
         kept = {name: getattr(epoch, name) for name in ("start", "receipt", "origin", "since")}
         changed = Epoch(plan, epoch.number, **kept)
         self._next, self._current, self._place = (
@@ -510,7 +510,7 @@ class Loader(Owner, Closable):
         any transform for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other
         pixels before.
         """
-        found = resumed(self._plan, state)
+        found = resume_epoch(self._plan, state)
         here, _ = self._described
         refuse_another([state.get("transform", here)], [here], transform)  # older states have none
         labels, decoder = self.dataset.label_space, None
@@ -569,7 +569,7 @@ class Loader(Owner, Closable):
         count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
         does not exist, and the errors of an iteration over these records.
         """
-        ranges = checked_ranges(passed, sum(self._plan.shard_counts))
+        ranges = parse_ranges(passed, sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
         places = Epoch(plan, epoch, start=start).batch(operator.index(step))
         items, shown = self._subset.items_at(places, epoch), dict[int, ShownParts]()
@@ -657,7 +657,7 @@ class Loader(Owner, Closable):
             with_numbers=self._with_numbers,
             transform=None if transform is None else TransformCard.of(transform, identity),
             without=ChosenRecords.of(self._subset.omitted) if omission else None,
-            gaps=None if not omission else "close" if omission.closes else "keep",
+            gaps=None if not omission else "close" if omission.closes_gaps else "keep",
         )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:

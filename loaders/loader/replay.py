@@ -20,8 +20,8 @@ from shardprep.formats.images.decode import cv2, png_of
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
-from shardprep.loaders.order.parts import NOTHING, Ranges, Records
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
+from shardprep.loaders.order.parts import NO_RECORDS, Ranges, Records
 from shardprep.loaders.transforms.contract import CHANNELS_FIRST, IMAGE, Transform, TransformInput
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
@@ -71,8 +71,8 @@ class RunOrder(NamedTuple):
     def between(self, start: int, stop: int, epoch: int) -> Records:
         """Return the record numbers that an epoch delivers to any rank from one place to another."""
         plan = self._plan_of(epoch)
-        ends = (place_within(plan.passed, place) for place in (start, stop))
-        return self.numbers_at(plan.delivered(plan.order(epoch)[slice(*ends)], epoch), epoch)
+        ends = (subtract_passed(plan.passed, place) for place in (start, stop))
+        return self.numbers_at(plan.drop_omitted(plan.order(epoch)[slice(*ends)], epoch), epoch)
 
     def sightings(
         self, wanted: Iterable[int], epoch: int, start: int = 0, steps: range = range(sys.maxsize)
@@ -85,7 +85,7 @@ class RunOrder(NamedTuple):
         for rank in range(self.plan.world_size):
             own = self._replace(plan=replace(self.plan, rank=rank))
             for step, records in enumerate(islice(own.steps(epoch, start), steps.stop)):
-                there = records[np.isin(records, numbers)] if step in steps else NOTHING
+                there = records[np.isin(records, numbers)] if step in steps else NO_RECORDS
                 found += [(step, rank, number) for number in there.tolist()]
         return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(found)]
 
@@ -163,7 +163,7 @@ def first_parting(
     if not kinds and not pixels:
         return None
     for epoch in epochs:
-        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NOTHING)):
+        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS)):
             rows = dict(_in_step(one, other, *both)) | {kind: 0 for kind in AT_ONCE if kind in kinds}
             if not rows and pixels and (row := pixels(epoch, step)) is not None:
                 rows = {"pixels": row}
@@ -194,7 +194,7 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
     seen = np.zeros((2, max(len(one.labels), len(other.labels))), np.bool_)
     steps = differing = 0
     for epoch in epochs:
-        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NOTHING):
+        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS):
             steps += 1
             differing += not np.array_equal(*both)
             for delivered, numbers in zip(seen, both, strict=True):

@@ -31,7 +31,7 @@ from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
 from shardprep.loaders.loader.work import place_of
-from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
+from shardprep.loaders.order.epoch import EpochPlan, parse_ranges, subtract_passed
 from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
 from shardprep.loaders.order.receipt import Receipt, Tally
 
@@ -73,7 +73,7 @@ class LogEntry(JsonRecord):
     @property
     def first(self) -> int:
         """The place from which steps are counted: 0 if ``start`` is between two steps of the whole epoch."""
-        return self.start if place_within(self.passed, self.start) % self._step_records else 0
+        return self.start if subtract_passed(self.passed, self.start) % self._step_records else 0
 
     @property
     def last_step(self) -> int | None:
@@ -82,7 +82,7 @@ class LogEntry(JsonRecord):
 
     def steps_to(self, place: int) -> int:
         """Return the number of steps from ``first`` to a place."""
-        taken = place_within(self.passed, place) - place_within(self.passed, self.first)
+        taken = subtract_passed(self.passed, place) - subtract_passed(self.passed, self.first)
         return -(-taken // self._step_records)
 
     @property
@@ -144,7 +144,7 @@ class LogEntry(JsonRecord):
             raise DataError("is a state without a card, from an older release")
         try:
             part = cls(**parse_fields(cls, {"origin": 0, "passed": []} | value))
-            checked_ranges(part.passed, MAX_RECORDS)
+            parse_ranges(part.passed, MAX_RECORDS)
             if not part.origin <= part.start <= part.place <= MAX_RECORDS:
                 raise ValueError(f"its places are {part.origin}, {part.start} and {part.place}")
         except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
@@ -488,9 +488,9 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
     passed = max(parts, key=lambda part: part.reached[1]).passed
     plan = replace(last.plan_of(loader._plan), passed=passed)
     merged = Receipt.merge(part.receipt for part in parts)
-    stop = plan.split(place_within(passed, last.start)).whole.stop
-    left_out = Tally.of(plan.delivered(plan.order(number)[stop:], number))
-    omitted = plan.omitted(number)
+    stop = plan.split(subtract_passed(passed, last.start)).whole.stop
+    left_out = Tally.of(plan.drop_omitted(plan.order(number)[stop:], number))
+    omitted = plan.omitted_tally(number)
     counts = {"left_out": left_out.count, "omitted": omitted.count, "skipped": len(merged.skipped)}
     merged.check(sum(plan.shard_counts), **counts)
     if (merged.left_out, merged.omitted) != (left_out, omitted):

@@ -47,7 +47,7 @@ from shardprep.loaders.engine.messages import (
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import NO_OMISSION, Omission, Records, WeightedParts
-from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, SortedByClass, sampled_mixing
+from shardprep.loaders.order.quality import ClassMixing, Means, SortedByClass, sample_mixing
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import (
@@ -165,7 +165,7 @@ class Subset:
         """The root of the dataset, with digests of chosen records, weights and omitted records."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        how = "closed" if self.omission.closes else "kept"
+        how = "closed" if self.omission.closes_gaps else "kept"
         omitted = f" without:{digest_of(self.omitted)}:{how}" if self.omission else ""
         return self.dataset.root + chosen + weights + omitted
 
@@ -357,14 +357,14 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         return
     if subset.dataset.class_sorted:
         labels, omission = subset.labels, plan.omission
-        left = np.delete(labels, omission.positions) if omission.closes else labels
+        left = np.delete(labels, omission.positions) if omission.closes_gaps else labels
         classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
         mixed = Means(mixing.per_batch(window), mixing.per_batch(records))
-        if mixed.found < ENOUGH * mixed.expected:
+        if not mixed.is_enough:
             found, least = mixed, mixing.least_window()
     elif isinstance(subset.dataset.index, np.ndarray) and subset.weights is None:  # else labels are on disk
-        found = sampled_mixing(plan, subset.labels, window)
+        found = sample_mixing(plan, subset.labels, window)
     if found and plan.dataset not in _warned:
         _warned.add(plan.dataset)
         warnings.warn(

@@ -36,7 +36,7 @@ from shardprep.loaders.machines.socket import (
     Message,
 )
 from shardprep.loaders.order.epoch import LoadedStep
-from shardprep.loaders.order.parts import NOTHING
+from shardprep.loaders.order.parts import NO_RECORDS
 
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers
@@ -370,7 +370,7 @@ class Reception:
                 raise FrameDamaged("a batch has records that do not exist")
         else:  # the batch alone, as a connection takes part in one pass
             batch = unpack_batch(head, parts, limit_bytes=self.limit, memory=self._memory)
-            step, made = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NOTHING)
+            step, made = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NO_RECORDS)
         if self.ledger.arrive(message.peer, *step, made, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))

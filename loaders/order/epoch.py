@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,14 +26,14 @@ from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
     NO_OMISSION,
-    NOTHING,
-    ClosedOrder,
+    NO_RECORDS,
+    GaplessOrder,
     Omission,
-    OrderedPart,
+    PartOrder,
     Ranges,
     Records,
-    dealt,
-    places_in,
+    partition_shards,
+    partition_share,
 )
 from shardprep.loaders.order.receipt import Receipt, Tally
 
@@ -135,8 +136,8 @@ class LocalShuffle(Shuffle):
 class EpochOrder:
     """All record numbers in the order of an epoch, over all ranks, round-robin over the partitions."""
 
-    def __init__(self, parts: Iterable[OrderedPart]) -> None:
-        self.parts: list[OrderedPart] = list(parts)
+    def __init__(self, parts: Iterable[PartOrder]) -> None:
+        self.parts: list[PartOrder] = list(parts)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -145,22 +146,24 @@ class EpochOrder:
         start, stop, _ = places.indices(len(self))
         numbers, partitions = np.empty(max(0, stop - start), np.int64), len(self.parts)
         for number in range(partitions):
-            part = range(places_in(start, number, partitions), places_in(stop, number, partitions))
+            part = range(
+                partition_share(start, number, partitions), partition_share(stop, number, partitions)
+            )
             numbers[(number - start) % partitions :: partitions] = self.batch({number: part})
         return numbers
 
     def batch(self, places: Mapping[int, range]) -> Records:
         """Return the record numbers at these places of each partition, concatenated."""
-        found = [self.parts[number][part.start : part.stop] for number, part in places.items()]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        numbers = [self.parts[number][part.start : part.stop] for number, part in places.items()]
+        return numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
 
-    def each(self, places: Iterable[int]) -> Iterator[int]:
+    def numbers_at(self, places: Iterable[int]) -> Iterator[int]:
         if len(self.parts) == 1:
-            yield from self.parts[0].each(places)
+            yield from self.parts[0].numbers_at(places)
             return
         for place in places:
             row, number = divmod(place, len(self.parts))
-            yield from self.parts[number].each((row,))
+            yield from self.parts[number].numbers_at((row,))
 
 
 @dataclass(frozen=True)
@@ -259,11 +262,11 @@ class EpochSplit:
         self.parts = {
             number: replace(
                 whole,
-                records=places_in(whole.records, number, partitions),
+                records=partition_share(whole.records, number, partitions),
                 batch_size=batch_size // owned,
                 rank=whole.rank % sharing,
                 world_size=sharing,
-                start=places_in(whole.start, number, partitions),
+                start=partition_share(whole.start, number, partitions),
             )
             for number in self.partitions
         }
@@ -305,7 +308,7 @@ class EpochPlan:
     def __post_init__(self) -> None:
         if (records := sum(self.shard_counts)) > MAX_RECORDS:
             raise UsageError(f"{records:,} records are more than one order can hold ({MAX_RECORDS:,})")
-        if self.omission and self.omission.closes and (self.omission.weights or self.partitions > 1):
+        if self.omission and self.omission.closes_gaps and (self.omission.weights or self.partitions > 1):
             raise UsageError(
                 'gaps="close" is not possible with weights or the partitions of a shuffle; use gaps="keep"'
             )
@@ -337,79 +340,79 @@ class EpochPlan:
     def places(self) -> int:
         """The number of places in an epoch's order, without closed gaps and passed steps."""
         passed = sum(stop - start for start, stop in self.passed)
-        return sum(self.shard_counts) - passed - (len(self.omission) if self.omission.closes else 0)
+        return sum(self.shard_counts) - passed - (len(self.omission) if self.omission.closes_gaps else 0)
 
     def order(self, epoch: int) -> EpochOrder:
         """Return all record numbers in the order of the epoch, including omitted ones whose gaps are kept."""
-        window, partitions = self.window, dealt(self.shard_counts, self.partitions)
-        parts: list[OrderedPart] = [part.order(window, seed=self.seed, epoch=epoch) for part in partitions]
-        if self.omission and self.omission.closes:  # with a single part
-            parts = [ClosedOrder(part, self.omission.gaps(part, epoch)) for part in parts]
+        window, partitions = self.window, partition_shards(self.shard_counts, self.partitions)
+        parts: list[PartOrder] = [part.order(window, seed=self.seed, epoch=epoch) for part in partitions]
+        if self.omission and self.omission.closes_gaps:  # with a single part
+            parts = [GaplessOrder(part, self.omission.find_gaps(part, epoch)) for part in parts]
         if self.passed:
             for number, part in enumerate(parts):
-                own = ([places_in(end, number, len(parts)) for end in both] for both in self.passed)
-                parts[number] = ClosedOrder(part, np.concatenate([np.arange(*both) for both in own]))
+                ranges = ([partition_share(end, number, len(parts)) for end in ends] for ends in self.passed)
+                parts[number] = GaplessOrder(part, np.concatenate([np.arange(*ends) for ends in ranges]))
         return EpochOrder(parts)
 
     @property
-    def full_batches(self) -> EpochPlan:
+    def with_full_batches(self) -> EpochPlan:
         """This plan, with omitted records delivered if their gaps are kept, so that batches are full."""
-        return self if self.omission.closes else replace(self, omission=NO_OMISSION)
+        return self if self.omission.closes_gaps else replace(self, omission=NO_OMISSION)
 
-    def delivered(self, numbers: Records, epoch: int) -> Records:
+    def drop_omitted(self, numbers: Records, epoch: int) -> Records:
         """Return the numbers at some places of an order, without the omitted ones among them."""
-        return numbers if self.omission.closes else numbers[~self.omission.has(numbers, epoch)]
+        return numbers if self.omission.closes_gaps else numbers[~self.omission.mask_at(numbers, epoch)]
 
     def omitted_places(self, epoch: int) -> Records:
         """Return the places of the omitted records, in stored order."""
         if self.omission.weights is None:
             return self.omission.positions
         places = np.arange(sum(self.shard_counts))
-        return places[self.omission.has(places, epoch)]
+        return places[self.omission.mask_at(places, epoch)]
 
-    def omitted(self, epoch: int) -> Tally:
+    def omitted_tally(self, epoch: int) -> Tally:
         """Return the tally of the records that the epoch omits on purpose, over all ranks."""
-        found = Tally.of(self.omitted_places(epoch))
+        omitted = Tally.of(self.omitted_places(epoch))
         whole = replace(self, passed=()).order(epoch) if self.passed else None
-        parts = [self.delivered(whole[start:stop], epoch) for start, stop in self.passed] if whole else []
-        return sum(map(Tally.of, parts), found)
+        parts = [self.drop_omitted(whole[start:stop], epoch) for start, stop in self.passed] if whole else []
+        return sum(map(Tally.of, parts), omitted)
 
-    def passing(self, steps: Iterable[int], *, start: int) -> EpochPlan:
+    def skip_steps(self, steps: Iterable[int], *, start: int) -> EpochPlan:
         """Return the plan of an epoch that skips these steps, counted from its beginning.
 
         Raises UsageError for a step that does not exist, or that begins before the place ``start``.
         """
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
-        each = self.world_size * self.batch_size
-        ends = (start, *(end for both in ranges for end in both))
-        if odd := [end for end in ends if end % each and end != whole.records]:
+        size = whole.step_records
+        ends = (start, *chain.from_iterable(ranges))
+        if odd := [end for end in ends if end % size and end != whole.records]:
             raise UsageError(
                 f"this epoch continues, or skips steps, at place {odd[0]:,}, which is not a multiple of its steps of "
-                f"{each:,} records; skip steps with the previous batch size and world size"
+                f"{size:,} records; skip steps with the previous batch size and world size"
             )
         for step in sorted(set(steps)):
-            begin, end = step * each, whole.end(step)
+            begin, end = step * size, whole.end(step)
             if not 0 <= begin < whole.stop:
-                raise UsageError(f"an epoch has steps 0 to {-(-whole.stop // each) - 1}, not {step}")
+                raise UsageError(f"an epoch has steps 0 to {-(-whole.stop // size) - 1}, not {step}")
             if any(first <= begin and end <= last for first, last in ranges):
                 continue
             if begin < start:
                 raise UsageError(f"step {step} begins before the place from which this epoch continues")
             ranges.append((begin, end))
-        times = Counter(end for both in ranges for end in both)  # the ranges are disjoint
+        times = Counter(chain.from_iterable(ranges))  # the ranges are disjoint
         edges = sorted(end for end in times if times[end] == 1)  # the others are between adjacent ranges
         return replace(self, passed=tuple(zip(edges[::2], edges[1::2], strict=True)))
 
-    def outside(self, place: int) -> int:
+    def add_passed(self, place: int) -> int:
         """Convert a place in the order without passed steps to one of the epoch."""
         for start, stop in self.passed:
             place += stop - start if place > start else 0
         return place
 
-    def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
+    def shard_order(self, epoch: int) -> npt.NDArray[np.int64] | None:
         """Return the order in which this rank reads its shards; None if it may read any at any time."""
         own, window = self.split(0).partitions, self.window
-        parts = dealt(self.shard_counts, self.partitions)[own.start : own.stop]
+        parts = partition_shards(self.shard_counts, self.partitions)[own.start : own.stop]
         if any(window >= part.records for part in parts):
             return None
         runs = [(part, part.runs(window, seed=self.seed, epoch=epoch)) for part in parts]
@@ -431,15 +434,15 @@ class LoadedStep(NamedTuple):
     step: int
     batch: Any
     delivered: Records
-    skipped: Records = NOTHING
-    left_out: Records = NOTHING
-    omitted: Records = NOTHING
+    skipped: Records = NO_RECORDS
+    left_out: Records = NO_RECORDS
+    omitted: Records = NO_RECORDS
 
 
 class Epoch:
     """One epoch of one rank, or the rest of it from the place ``start``, and what it has delivered.
 
-    The loader calls :meth:`delivered` for each batch and :meth:`end` after the last.
+    The loader calls :meth:`record_delivery` for each batch and :meth:`end` after the last.
     """
 
     def __init__(
@@ -460,7 +463,7 @@ class Epoch:
         """The place where the receipt began; 0 if it came with the state of an older release."""
         self.since = since
         """The place from which batch size and world size have been the same."""
-        self._split = plan.split(place_within(plan.passed, start))
+        self._split = plan.split(subtract_passed(plan.passed, start))
         self._steps = 0
         self._ended = False
         self._receipt = receipt or Receipt(plan.dataset, self.number)
@@ -470,12 +473,12 @@ class Epoch:
 
     def batch(self, step: int) -> Records:
         """Return the record numbers of a step, counted from ``start``. Raises IndexError."""
-        return self.plan.delivered(self._order.batch(self._split.places(step)), self.number)
+        return self.plan.drop_omitted(self._order.batch(self._split.places(step)), self.number)
 
     def batches(self) -> Iterator[Records]:
         return map(self.batch, range(len(self)))
 
-    def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
+    def make_step(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
         if step < len(self) - 1:
             return LoadedStep(step, tuple(batch), delivered, skipped)
         omitted = self.plan.omitted_places(self.number)
@@ -487,13 +490,13 @@ class Epoch:
 
     @cached_property
     def _left_out(self) -> Records:
-        return self.plan.delivered(self._order[self._split.whole.stop :], self.number)
+        return self.plan.drop_omitted(self._order[self._split.whole.stop :], self.number)
 
     @cached_property
     def _omitted(self) -> Tally:
-        return self.plan.omitted(self.number)
+        return self.plan.omitted_tally(self.number)
 
-    def delivered(self, numbers: Records, skipped: list[int]) -> None:
+    def record_delivery(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
         receipt = self._receipt.add(numbers)
         if skipped:
@@ -512,11 +515,11 @@ class Epoch:
     @property
     def place(self) -> int:
         """The place in the epoch's order that all ranks have reached after this step."""
-        return self.plan.outside(self._reached) if self._steps else self.start
+        return self.plan.add_passed(self._reached) if self._steps else self.start
 
     @property
     def _reached(self) -> int:
-        return self._split.whole.end(self._steps - 1) if self._steps else self.first
+        return self._split.whole.end(self._steps - 1)
 
     @property
     def is_over(self) -> bool:
@@ -531,7 +534,7 @@ class Epoch:
         return self._receipt.leave_out(self._left_out, omitted=self._omitted)
 
     def state(self) -> dict[str, Any]:
-        """Return the epoch's place and receipt as JSON values for :func:`resumed`."""
+        """Return the epoch's place and receipt as JSON values for :func:`resume_epoch`."""
         return {
             "version": SKIPPING_STATE_VERSION if self.plan.passed else STATE_VERSION,
             **self.plan.identity(),
@@ -544,10 +547,10 @@ class Epoch:
             "batch_size": self.plan.batch_size,
             **({"origin": self.origin} if self.origin else {}),
             **({"since": self.since} if self.since else {}),
-        } | ({"passed": [list(both) for both in self.plan.passed]} if self.plan.passed else {})
+        } | ({"passed": list(map(list, self.plan.passed))} if self.plan.passed else {})
 
 
-def resumed(plan: EpochPlan, state: object) -> Epoch:
+def resume_epoch(plan: EpochPlan, state: object) -> Epoch:
     """Continue the epoch of a state, on a plan that may differ in batch size, rank and world size.
 
     The receipt continues if rank and world size are the same; otherwise a new one begins. Raises UsageError
@@ -571,21 +574,21 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     is_same_rank = ranks == [plan.rank, plan.world_size]
     if (ranks[1], state.get("batch_size", plan.batch_size)) != (plan.world_size, plan.batch_size):
         since = place
-    plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
+    plan = replace(plan, passed=parse_ranges(state.get("passed", []), sum(plan.shard_counts)))
     continued = receipt if is_same_rank else None
     return Epoch(plan, number, start=place, receipt=continued, origin=origin, since=since)
 
 
-def place_within(passed: Ranges, place: int) -> int:
+def subtract_passed(passed: Ranges, place: int) -> int:
     """Convert a place of an epoch to one in the order without these ranges."""
     return place - sum(max(0, min(place, stop) - start) for start, stop in passed)
 
 
-def checked_ranges(value: object, places: int) -> Ranges:
+def parse_ranges(value: object, places: int) -> Ranges:
     """Return the passed ranges of a state. Raises UsageError unless they are as a loader writes them."""
     with suppress(TypeError, ValueError):
         ranges = tuple((natural(start), natural(stop)) for start, stop in cast("Iterable[Any]", value))
-        ends = [end for both in ranges for end in both]
+        ends = list(chain.from_iterable(ranges))
         if ends == sorted(set(ends)) and max(ends, default=0) <= places:
             return ranges
     raise UsageError(f"not the state of a loader: its passed steps are {value!r}")
@@ -607,8 +610,8 @@ class ShardUses:
     def at(self, step: int) -> Records:
         """Return the shards in use at a step."""
         begun = int(np.searchsorted(self.firsts, step, side="right"))
-        found: Records = self.shards[:begun][self.lasts[:begun] >= step]
-        return found
+        shards: Records = self.shards[:begun][self.lasts[:begun] >= step]
+        return shards
 
     def turns(self) -> tuple[Records, Records]:
         """Return the steps, ascending, of every shard's first and last use, and the shards."""
@@ -634,7 +637,7 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
     steps = len(plan.split(start))
-    for touched, begins, ends in _uses(plan, epoch, start) if steps else ():
+    for touched, begins, ends in _partition_uses(plan, epoch, start) if steps else ():
         np.minimum.at(firsts, touched, begins)
         np.maximum.at(lasts, touched, np.minimum(ends, steps - 1))
     lasts[firsts >= steps] = -1  # a partition may have one step more than the epoch
@@ -643,7 +646,7 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
     return ShardUses(used, firsts[used], lasts[used])
 
 
-def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Records, Records]]:
+def _partition_uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Records, Records]]:
     """Yield shards with their first and last steps, for parts of each partition of this rank.
 
     Bounds follow from the places: the record at place i of the stream has a key in i .. i + window, and a
@@ -651,12 +654,12 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Re
     """
     split, records = plan.split(start), sum(plan.shard_counts)
     window = max(1, plan.window)
-    partitions = dealt(plan.shard_counts, plan.partitions)
+    partitions = partition_shards(plan.shard_counts, plan.partitions)
     for number, part in split.parts.items():
         partition = partitions[number]
         if window >= partition.records:
-            found = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
-            yield found, np.zeros_like(found), np.full_like(found, len(part) - 1)
+            shards = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
+            yield shards, np.zeros_like(shards), np.full_like(shards, len(part) - 1)
         elif records > EXACT_RECORDS and plan.places == records:
             runs = partition.runs(plan.window, seed=plan.seed, epoch=epoch)
             counts = partition.counts[runs]
@@ -673,8 +676,8 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Re
                 places = range(begin, min(begin + PLACES, part.stop))
                 steps = part.steps_of(np.arange(begin, places.stop))
                 used = (steps >= 0) & (steps < len(split))
-                found = np.searchsorted(shard_ends, order.batch({number: places})[used], side="right")
-                yield found, steps[used], steps[used]
+                shards = np.searchsorted(shard_ends, order.batch({number: places})[used], side="right")
+                yield shards, steps[used], steps[used]
 
 
 def _mean_rank(keys: Records, window: int, count: int) -> npt.NDArray[np.float64]:

@@ -24,14 +24,14 @@ from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]
 Stream = Callable[[int, int], Records]
-NOTHING: Records = np.empty(0, np.int64)
+NO_RECORDS: Records = np.empty(0, np.int64)
 
 Ranges = tuple[tuple[int, int], ...]
 
 MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
 BLOCK = 1 << 16  # places, sorted within the CPU cache in 1 ms
-KEPT = 3  # blocks that nearby places fall into, in whatever order they are requested
-DRAWN = 4  # words per step of Philox's counter
+KEPT_BLOCKS = 3  # that nearby places fall into, in whatever order they are requested
+WORDS_PER_STEP = 4  # of Philox's counter
 
 
 class OrderBlock(NamedTuple):
@@ -59,11 +59,11 @@ class DisplacedOrder:
         self._count = count
         self._window = window
         self._bits = bits
-        self._begin = bits.state
+        self._start_state = bits.state
         self._stream = stream
-        self._size = max(block, window)
+        self._block_size = max(block, window)
         self._computed = 0
-        self._kept: dict[int, OrderBlock] = {}
+        self._recent_blocks: dict[int, OrderBlock] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -76,9 +76,9 @@ class DisplacedOrder:
             block = self._block_of(start)
             parts.append(block.numbers[start - block.start : stop - block.start])
             start = block.stop
-        return parts[0] if len(parts) == 1 else np.concatenate([NOTHING, *parts])
+        return parts[0] if len(parts) == 1 else np.concatenate([NO_RECORDS, *parts])
 
-    def each(self, places: Iterable[int]) -> Iterator[int]:
+    def numbers_at(self, places: Iterable[int]) -> Iterator[int]:
         """Yield the number at each of these places, in any order.
 
         After computing twice as many blocks as the order has, it is held whole: 8 bytes per number.
@@ -86,29 +86,30 @@ class DisplacedOrder:
         start = stop = 0
         for place in places:
             if not start <= place < stop:
-                if self._computed * self._size > 2 * (self._count + self._window):
-                    self._size, self._computed, self._kept = self._count + self._window, 0, {}
+                if self._computed * self._block_size > 2 * (self._count + self._window):
+                    self._block_size, self._computed, self._recent_blocks = self._count + self._window, 0, {}
                 block = self._block_of(place)
                 start, stop, item = block.start, block.stop, block.numbers.item
             yield item(place - start)
 
     def _block_of(self, place: int) -> OrderBlock:
         """The block of a place: T - window to T places precede a threshold T, and a block spans a window."""
-        number = place // self._size
+        number = place // self._block_size
         block = self._block(number)
         return block if place < block.stop else self._block(number + 1)
 
     def _block(self, number: int) -> OrderBlock:
-        block = self._kept.pop(number, None) or self._compute(number)
-        self._kept[number] = block
-        if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]  # the least recently used
+        block = self._recent_blocks.pop(number, None) or self._compute(number)
+        self._recent_blocks[number] = block
+        if len(self._recent_blocks) > KEPT_BLOCKS:
+            del self._recent_blocks[next(iter(self._recent_blocks))]  # the least recently used
         return block
 
     def _compute(self, number: int) -> OrderBlock:
         """Sort 64-bit keys: i + window * u as a fixed-point number in the high bits, i in the low bits."""
         self._computed += 1
-        first, end = number * self._size, min((number + 1) * self._size, self._count + self._window)
+        first = number * self._block_size
+        end = min(first + self._block_size, self._count + self._window)
         lowest, beyond = max(0, first - self._window + 1), min(self._count, end)
         start = lowest  # the place of the block's first number
         if self._window == 1:
@@ -116,10 +117,10 @@ class DisplacedOrder:
         else:
             index_bits = self._count.bit_length()
             positions = np.arange(lowest, beyond, dtype=np.uint64)
-            self._bits.state = self._begin
-            steps, rest = divmod(lowest, DRAWN)
+            self._bits.state = self._start_state
+            steps, rest = divmod(lowest, WORDS_PER_STEP)
             self._bits.advance(steps)
-            keys = self._bits.random_raw(beyond - DRAWN * steps)[rest:]
+            keys = self._bits.random_raw(beyond - WORDS_PER_STEP * steps)[rest:]
             if self._window < self._count:
                 fraction_bits = min(32, 63 - 2 * index_bits)
                 keys >>= np.uint64(32)
@@ -182,7 +183,7 @@ class Partition:
         return permutation(len(self.shards), bits)
 
 
-def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
+def partition_shards(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
     """Return the partitions of shards with these record counts, in stored order.
 
     The shards are laid out in an order that depends only on how many there are, and this row is cut:
@@ -195,19 +196,19 @@ def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
     row = permutation(len(counts), keyed_bits(Purpose.PARTITION, seed=0, epoch=0))
     row = row[counts[row] > 0]
     ends = np.cumsum(counts[row])
-    cuts = np.cumsum([0, *(places_in(int(counts.sum()), number, partitions) for number in range(partitions))])
-    found = []
+    cuts = np.cumsum([0, *(partition_share(int(counts.sum()), n, partitions) for n in range(partitions))])
+    parts = []
     for number, (start, stop) in enumerate(pairwise(cuts)):
         inside = slice(np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop) + 1)
         shards, begins = row[inside], ends[inside] - counts[row[inside]]
         starts, stops = np.maximum(begins, start), np.minimum(ends[inside], stop)
         stored = np.argsort(shards)
         runs = shards, firsts[shards] + starts - begins, stops - starts
-        found.append(Partition(number, partitions, *(values[stored] for values in runs)))
-    return found
+        parts.append(Partition(number, partitions, *(values[stored] for values in runs)))
+    return parts
 
 
-def places_in(places: int, partition: int, partitions: int) -> int:
+def partition_share(places: int, partition: int, partitions: int) -> int:
     """Return how many of the first ``places`` of an epoch's order belong to this partition, round-robin."""
     return len(range(partition, places, partitions))
 
@@ -246,7 +247,7 @@ class WeightedParts:
         for name in names:
             if not is_number(weights[name]) or weights[name] <= 0:
                 raise UsageError(f"the weight of {name} must be a number above 0, not {weights[name]!r}")
-        places = shared_out(sum(records), [Fraction(float(weights[name])) for name in names])
+        places = apportion(sum(records), [Fraction(float(weights[name])) for name in names])
         for name, count, own in zip(names, places, records, strict=True):
             if not count or not own:
                 raise UsageError(
@@ -277,61 +278,61 @@ class WeightedParts:
         return tuple(blocks)
 
 
-def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
+def apportion(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
     """Return whole numbers that add up to ``total``, by largest remainder; ties favour the first."""
     quotas = [total * share / sum(shares) for share in shares]
     counts = [int(quota) for quota in quotas]
-    by_rest = sorted(range(len(quotas)), key=lambda at: counts[at] - quotas[at])
-    for at in by_rest[: total - sum(counts)]:
+    by_remainder = sorted(range(len(quotas)), key=lambda at: counts[at] - quotas[at])
+    for at in by_remainder[: total - sum(counts)]:
         counts[at] += 1
     return tuple(counts)
 
 
-SCANNED = 1 << 18  # places computed at a time
+SCANNED_PLACES = 1 << 18  # places computed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Omission:
     """Records that no epoch delivers, as ``positions`` in stored order: int64, ascending and unique.
 
-    If it ``closes`` the gaps, later records move up. With ``weights``, their places differ between epochs.
+    If it ``closes_gaps``, later records move up. With ``weights``, their places differ between epochs.
     """
 
     positions: Records
-    closes: bool
+    closes_gaps: bool
     weights: WeightedParts | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def has(self, places: Records, epoch: int) -> npt.NDArray[np.bool_]:
+    def mask_at(self, places: Records, epoch: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the places of an epoch that have an omitted record."""
-        found = self.weights.positions(places, epoch) if self.weights else places
-        return self._mask[np.minimum(found, len(self._mask) - 1)]
+        positions = self.weights.positions(places, epoch) if self.weights else places
+        return self._position_mask[np.minimum(positions, len(self._position_mask) - 1)]
 
     @cached_property
-    def _mask(self) -> npt.NDArray[np.bool_]:
+    def _position_mask(self) -> npt.NDArray[np.bool_]:
         """Whether each position is omitted, up to the one after the last."""
         mask = np.zeros(int(self.positions.max(initial=-1)) + 2, np.bool_)
         mask[self.positions] = True
         return mask
 
-    def gaps(self, order: OrderedPart, epoch: int) -> Records:
+    def find_gaps(self, order: PartOrder, epoch: int) -> Records:
         """Return the places of these records in an order of all, computed whole at 0.1 µs per record."""
-        found = [
-            start + np.flatnonzero(self.has(order[start : start + SCANNED], epoch))
-            for start in range(0, len(order), SCANNED)
+        gaps = [
+            start + np.flatnonzero(self.mask_at(order[start : start + SCANNED_PLACES], epoch))
+            for start in range(0, len(order), SCANNED_PLACES)
         ]
-        return np.concatenate([NOTHING, *found])
+        return np.concatenate([NO_RECORDS, *gaps])
 
 
-NO_OMISSION = Omission(NOTHING, closes=True)
+NO_OMISSION = Omission(NO_RECORDS, closes_gaps=True)
 
 
-class ClosedOrder:
+class GaplessOrder:
     """An order without the numbers at these ascending places, its ``gaps``. Not thread-safe."""
 
-    def __init__(self, order: OrderedPart, gaps: Records) -> None:
+    def __init__(self, order: PartOrder, gaps: Records) -> None:
         self._order, self._gaps = order, gaps
         self._places_before = gaps - np.arange(len(gaps))  # of this order, before each gap
 
@@ -345,14 +346,14 @@ class ClosedOrder:
     def __getitem__(self, places: slice) -> Records:
         start, stop, _ = places.indices(len(self))
         if start >= stop:
-            return NOTHING
+            return NO_RECORDS
         first, end = self._place(start), self._place(stop - 1) + 1
         low, high = np.searchsorted(self._gaps, (first, end))
         return np.delete(self._order[first:end], self._gaps[low:high] - first)
 
-    def each(self, places: Iterable[int]) -> Iterator[int]:
-        return self._order.each(map(self._place, places))
+    def numbers_at(self, places: Iterable[int]) -> Iterator[int]:
+        return self._order.numbers_at(map(self._place, places))
 
 
-OrderedPart = DisplacedOrder | ClosedOrder
+PartOrder = DisplacedOrder | GaplessOrder
 """An order computed one window at a time."""

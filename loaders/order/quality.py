@@ -14,7 +14,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.parts import Records
 
-ENOUGH = 0.9  # of the classes that a batch has with a GlobalShuffle
+ENOUGH_CLASSES = 0.9  # of the classes that a batch has with a GlobalShuffle
 EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epoch, as fractions of the edge
 MOST_PARTS = 200  # of a class; more make no difference
 
@@ -31,6 +31,11 @@ class Means:
 
     found: float
     expected: float
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether this number of classes is nearly that of a full shuffle."""
+        return self.found >= ENOUGH_CLASSES * self.expected
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,19 @@ class ClassMixing:
         if window >= self.records:
             return float(self.classes * (1 - (1 - 1 / self.classes) ** self.batch_size))
         share = min(1.0, (window + self.batch_size) / self.records)
-        edges = self._drawn(share * np.sqrt(EDGE_PLACES)).mean()
-        return float((1 - share) * self._drawn(np.array([share])).mean() + share * edges)
+        edges = self._mean_classes(share * np.sqrt(EDGE_PLACES)).mean()
+        return float((1 - share) * self._mean_classes(np.array([share])).mean() + share * edges)
 
     def least_window(self) -> int | None:
-        """Return the smallest window whose batches have ENOUGH of the classes of a GlobalShuffle.
+        """Return the smallest window whose batches have ENOUGH_CLASSES of the classes of a GlobalShuffle.
 
         None if it exceeds half the records, and so saves little.
         """
-        enough, most = ENOUGH * self.per_batch(self.records), self.records // 2
+        enough, most = ENOUGH_CLASSES * self.per_batch(self.records), self.records // 2
         window = 1 + bisect_left(range(1, most + 1), enough, key=self.per_batch)
         return window if window <= most else None
 
-    def _drawn(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _mean_classes(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the mean number of classes in a batch drawn from each of these fractions of the records."""
         parts = min(MOST_PARTS, max(1, round(self.records / self.classes / self.shard_records)))
         inside = np.arange(parts + 1)  # parts of a class in the window
@@ -81,9 +86,9 @@ class ClassMixing:
         return np.asarray(np.maximum(1.0, classes))
 
 
-OFTEN = 3.0  # times as often as by chance; below it, meeting again is taken as chance
-CHANCE = 5.0  # standard deviations that a count may differ by chance
-SAMPLED = 1000  # batches of a full shuffle, whose standard deviation is measured
+OFTEN_FACTOR = 3.0  # times as often as by chance; below it, meeting again is taken as chance
+CHANCE_DEVIATIONS = 5.0  # standard deviations that a count may differ by chance
+SAMPLED_BATCHES = 1000  # batches of a full shuffle, whose standard deviation is measured
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,8 @@ class ShuffleQuality:
         """Whether classes and neighbours are mixed as well as in a full shuffle."""
         pairs = self.batches * (self.batch_size - 1)
         chance = self.meet_again.expected * pairs
-        most = OFTEN * chance + CHANCE * math.sqrt(chance) + 1
-        return self._has_classes and self.meet_again.found * pairs <= most
+        most = OFTEN_FACTOR * chance + CHANCE_DEVIATIONS * math.sqrt(chance) + 1
+        return self.classes.is_enough and self.meet_again.found * pairs <= most
 
     @property
     def sentence(self) -> str:
@@ -146,9 +151,9 @@ class ShuffleQuality:
         )
         if self.is_full:
             return f"As good as a full shuffle: {classes}."
-        if self._has_classes and self.meet_again.found == 1:
+        if self.classes.is_enough and self.meet_again.found == 1:
             return f"Every epoch has the same batches: {classes}; give a shuffle."
-        if self._has_classes:
+        if self.classes.is_enough:
             times = self.meet_again.found / self.meet_again.expected
             return (
                 f"Partly mixed: {classes}, but neighbours in a batch meet again in the next epoch {times:,.0f} times "
@@ -164,10 +169,6 @@ class ShuffleQuality:
     def __str__(self) -> str:
         return self.sentence
 
-    @property
-    def _has_classes(self) -> bool:
-        return self.classes.found >= ENOUGH * self.classes.expected
-
 
 def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuality:
     """Measure the batches of the plan's rank in ``epoch`` and the next one. Reads no record.
@@ -176,7 +177,7 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     gaps are kept, the omitted records count as delivered. Raises UsageError for an epoch without a full
     batch.
     """
-    epochs, plan = [], plan.full_batches
+    epochs, plan = [], plan.with_full_batches
     for number in (epoch, epoch + 1):
         full = [batch for batch in Epoch(plan, number).batches() if len(batch) == plan.batch_size]
         if not full:
@@ -185,15 +186,15 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
             )
         epochs.append(np.stack(full))
     if plan.omission:  # renumber the remaining records, as a dataset of their own
-        is_left = ~plan.omission.has(np.arange(len(labels)), epoch)
+        is_left = ~plan.omission.mask_at(np.arange(len(labels)), epoch)
         places = np.cumsum(is_left) - 1
         labels, epochs = labels[is_left], [places[each] for each in epochs]
     first, second = epochs
     shard_records = len(labels) / len(plan.shard_counts)
-    found = quality_of_batches(
+    quality = quality_of_batches(
         first, second, labels, rank=plan.rank, world_size=plan.world_size, shard_records=shard_records
     )
-    return replace(found, partitions=plan.partitions)
+    return replace(quality, partitions=plan.partitions)
 
 
 def quality_of_batches(
@@ -229,7 +230,7 @@ def quality_of_batches(
         apart = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
         neighbours = Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
     # the deviation of the classes in batches of a random permutation
-    shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
+    shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED_BATCHES * batch_size]
     whole = len(shuffled) // batch_size * batch_size
     deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
     return ShuffleQuality(
@@ -245,7 +246,7 @@ def quality_of_batches(
             float(again.mean()) if again.size else 0.0, kept * (batch_size - 1) / max(1, records - 1)
         ),
         kept=Means(float((in_both >= 0).mean()), kept),
-        least_window=None if classes.found >= ENOUGH * classes.expected else mixing.least_window(),
+        least_window=None if classes.is_enough else mixing.least_window(),
     )
 
 
@@ -272,18 +273,18 @@ PAIRS = 4096  # of records stored side by side whose labels are compared
 LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
 PLACES, BATCHES = 3, 8  # sampled in the epoch, and steps at each; each place costs the order of a window
 MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
-SIDE_BY_SIDE = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
+ADJACENT_FACTOR = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
 
 
-def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
+def sample_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
     """Return the mean number of classes in a batch if it is too small, else None. Reads no record.
 
     ``labels`` has the class of each record of the plan, in stored order. Takes under a millisecond unless
     records of a class lie side by side. Then some batches are computed, unless the window is too large.
     """
-    if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _lie_side_by_side(labels):
+    if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _has_class_runs(labels):
         return None
-    full = plan.full_batches
+    full = plan.with_full_batches
     steps = len(full.split(0)) - (0 if plan.drop_last else 1)
     chosen = list(range(steps))
     if steps >= PLACES * BATCHES:
@@ -291,13 +292,14 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None
         chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
     counts = [len(np.unique(labels[batch])) for batch in map(Epoch(full, 0).batch, chosen)]
     found = float(np.mean(counts)) if counts else 0.0
-    if plan.omission.closes:
+    if plan.omission.closes_gaps:
         labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
-    return Means(found, expected) if 0 < found < ENOUGH * expected else None
+    means = Means(found, expected)
+    return means if found and not means.is_enough else None
 
 
-def _lie_side_by_side(labels: Labels) -> bool:
+def _has_class_runs(labels: Labels) -> bool:
     """Whether neighbours share a class much more often than two random records."""
     count = min(PAIRS, len(labels) - 1)
     places = np.arange(count) * (len(labels) - 1) // count
@@ -305,4 +307,4 @@ def _lie_side_by_side(labels: Labels) -> bool:
     equal = np.count_nonzero(beside == labels[places + 1])
     _, sizes = np.unique(np.concatenate([beside, apart]), return_counts=True)
     chance = float((sizes / sizes.sum()) @ (sizes / sizes.sum())) * count
-    return bool(equal > SIDE_BY_SIDE * chance + 5 * np.sqrt(chance) + 1)
+    return bool(equal > ADJACENT_FACTOR * chance + 5 * np.sqrt(chance) + 1)

@@ -38,30 +38,30 @@ def rank_and_world_size(
     several ranks; then the framework's world size, a multiple of the launcher's, counts.
     """
     if rank is not None or world_size is not None:
-        return checked_rank("rank", rank, "world_size", world_size)[:2]
-    if groups := process_groups():
-        first, *others = groups
+        return parse_rank("rank", rank, "world_size", world_size)[:2]
+    if ranks := framework_ranks():
+        first, *others = ranks
         with suppress(UsageError):  # a framework does not need a complete environment
-            launched = launched_rank(environ)
-            if launched and (
-                first.world_size % launched.world_size or first.world_size == launched.world_size
+            launcher = launcher_rank(environ)
+            if launcher and (
+                first.world_size % launcher.world_size or first.world_size == launcher.world_size
             ):
-                others.append(launched)
+                others.append(launcher)
         for other in others:
             if other[:2] != first[:2]:
                 raise UsageError(f"{first}, but {other}: give the Loader rank= and world_size=")
         return first[:2]
-    launched = launched_rank(environ)
-    return launched[:2] if launched else (0, 1)
+    launcher = launcher_rank(environ)
+    return launcher[:2] if launcher else (0, 1)
 
 
 def refuse_other_rank(rank: int, world_size: int) -> None:
     """Raise UsageError if a framework that was initialised in the meantime reports another rank."""
     made_for = ProcessRank(rank, world_size, "the Loader, which was made before that")
-    for group in process_groups():
-        if group[:2] != made_for[:2]:
+    for found in framework_ranks():
+        if found[:2] != made_for[:2]:
             raise UsageError(
-                f"{group}, but {made_for}: make it after the framework is initialised (in Lightning, in "
+                f"{found}, but {made_for}: make it after the framework is initialised (in Lightning, in "
                 "train_dataloader()), or give it rank= and world_size="
             )
 
@@ -79,16 +79,16 @@ def refuse_division(world_size: int) -> None:
         caller = caller.f_back
 
 
-def process_groups() -> list[ProcessRank]:
+def framework_ranks() -> list[ProcessRank]:
     """Return the rank of this process in each initialised framework: PyTorch, JAX, TensorFlow."""
-    found = []
+    ranks = []
     torch: Any = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
-        found.append(ProcessRank(torch.get_rank(), torch.get_world_size(), "torch.distributed"))
+        ranks.append(ProcessRank(torch.get_rank(), torch.get_world_size(), "torch.distributed"))
     jax: Any = sys.modules.get("jax")
     is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)  # not before JAX 0.5
     if is_initialized is not None and is_initialized():
-        found.append(ProcessRank(jax.process_index(), jax.process_count(), "jax.distributed"))
+        ranks.append(ProcessRank(jax.process_index(), jax.process_count(), "jax.distributed"))
     distribute: Any = getattr(sys.modules.get("tensorflow"), "distribute", None)
     strategy = distribute.get_strategy() if distribute is not None and distribute.has_strategy() else None
     # in all other strategies, one process reads for all
@@ -97,8 +97,8 @@ def process_groups() -> list[ProcessRank]:
         cluster = resolver.cluster_spec()
         sizes = {kind: cluster.num_tasks(kind) for kind in cluster.jobs}
         rank = rank_of_task(sizes, resolver.task_type, resolver.task_id, source="tf.distribute")
-        found += [rank] if rank else []
-    return found
+        ranks += [rank] if rank else []
+    return ranks
 
 
 LAUNCHERS = (
@@ -111,21 +111,21 @@ LAUNCHERS = (
 SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch script, an interactive shell
 
 
-def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
+def launcher_rank(environ: Mapping[str, str]) -> ProcessRank | None:
     """Return the launcher's rank, None without one. Raises UsageError for a missing or invalid value.
 
     Slurm counts only within a step: a batch script or salloc's shell has SLURM_NTASKS, but is one process.
     """
     if "RANK" not in environ and "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
-        return _lightning(environ)
+        return _lightning_rank(environ)
     names, step = list(LAUNCHERS), environ.get("SLURM_STEP_ID", "")
-    if step.isdecimal() and _number("SLURM_STEP_ID", step) < SLURM_STEPS:
+    if step.isdecimal() and _to_int("SLURM_STEP_ID", step) < SLURM_STEPS:
         # a step may have fewer tasks than the job; older Slurm sets only SLURM_NTASKS
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         names.append(("SLURM_PROCID", size))
     for rank_name, size_name in names:
         if rank_name in environ or size_name in environ:
-            return checked_rank(rank_name, environ.get(rank_name), size_name, environ.get(size_name))
+            return parse_rank(rank_name, environ.get(rank_name), size_name, environ.get(size_name))
     if not environ.get("TF_CONFIG"):
         return None
     try:
@@ -139,12 +139,12 @@ def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
     return rank_of_task(sizes, kind, index, source="TF_CONFIG")
 
 
-def _lightning(environ: Mapping[str, str]) -> ProcessRank:
+def _lightning_rank(environ: Mapping[str, str]) -> ProcessRank:
     """Return the rank of a process started by Lightning's own launcher, which counts node by node."""
     node = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
     local, world_size = environ["LOCAL_RANK"], environ["WORLD_SIZE"]
     if node == "0":
-        return checked_rank("LOCAL_RANK", local, "WORLD_SIZE", world_size)
+        return parse_rank("LOCAL_RANK", local, "WORLD_SIZE", world_size)
     per_node = environ.get("LOCAL_WORLD_SIZE", "")
     if not all(number.isdecimal() for number in (node, local, per_node)):
         raise UsageError(
@@ -152,8 +152,8 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
             "LOCAL_WORLD_SIZE too, or make the Loader once torch.distributed is initialised (in Lightning, in "
             "train_dataloader()), or give it rank= and world_size="
         )
-    rank = _number("NODE_RANK", node) * _number("LOCAL_WORLD_SIZE", per_node) + _number("LOCAL_RANK", local)
-    return checked_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
+    rank = _to_int("NODE_RANK", node) * _to_int("LOCAL_WORLD_SIZE", per_node) + _to_int("LOCAL_RANK", local)
+    return parse_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
 
 
 def rank_of_task(
@@ -174,14 +174,12 @@ def rank_of_task(
     return ProcessRank(sum(trainers[:place]) + index, sum(trainers), source)
 
 
-def checked_rank(
-    rank_name: str, rank: int | str | None, size_name: str, size: int | str | None
-) -> ProcessRank:
+def parse_rank(rank_name: str, rank: int | str | None, size_name: str, size: int | str | None) -> ProcessRank:
     """Return the rank of two named values. Raises UsageError for a missing or invalid value."""
     for name, value, other in ((rank_name, rank, size_name), (size_name, size, rank_name)):
         if value is None:
             raise UsageError(f"{other} is set but {name} is not: set both or neither")
-    number, count = _number(rank_name, rank), _number(size_name, size)
+    number, count = _to_int(rank_name, rank), _to_int(size_name, size)
     if count < 1:
         raise UsageError(f"{size_name} must be at least 1, not {count}")
     if not 0 <= number < count:
@@ -189,7 +187,7 @@ def checked_rank(
     return ProcessRank(number, count, f"{rank_name} and {size_name}")
 
 
-def _number(name: str, value: int | str | None) -> int:
+def _to_int(name: str, value: int | str | None) -> int:
     with suppress(TypeError, ValueError):  # Python converts at most 4,300 digits
         number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
         if number.bit_length() < 64:

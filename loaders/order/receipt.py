@@ -145,11 +145,11 @@ class Receipt:
         parts = list(receipts)
         ends = {name: {getattr(part, name) for part in parts} - {Tally()} for name in ("left_out", "omitted")}
         return cls(
-            dataset=_common("dataset", {part.dataset for part in parts}),
-            epoch=_common("epoch", {part.epoch for part in parts}),
+            dataset=_common_value("dataset", {part.dataset for part in parts}),
+            epoch=_common_value("epoch", {part.epoch for part in parts}),
             delivered=sum((part.delivered for part in parts), Tally()),
             skipped=tuple(sorted(number for part in parts for number in part.skipped)),
-            **{name: _common(name, tallies or {Tally()}) for name, tallies in ends.items()},
+            **{name: _common_value(name, tallies or {Tally()}) for name, tallies in ends.items()},
         )
 
     def check(self, records: int, *, left_out: int = 0, skipped: int = 0, omitted: int = 0) -> None:
@@ -159,25 +159,25 @@ class Receipt:
         and that were omitted on purpose. They must match, so ``check(n)`` passes only if n records were
         delivered; the error names the actual numbers.
         """
-        kept = {"left_out": self.left_out.count, "skipped": len(self.skipped), "omitted": self.omitted.count}
-        counts = [f"{name}={count}" for name, count in kept.items() if count]
+        rest = {"left_out": self.left_out.count, "skipped": len(self.skipped), "omitted": self.omitted.count}
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
-        given = {"records": records, "left_out": left_out, "skipped": skipped, "omitted": omitted}
-        for name, number in given.items():
+        expected = {"records": records, "left_out": left_out, "skipped": skipped, "omitted": omitted}
+        for name, number in expected.items():
             check_int(number, name, least=0)
-        if given == {"records": records, **kept} and accounted == Tally.of_dataset(records):
+        if expected == {"records": records, **rest} and accounted == Tally.of_dataset(records):
             return
-        found = (
+        summary = (
             f"epoch {self.epoch} of {self.dataset} delivered {self.count:,} of {records:,} records: drop_last left out "
             f"{self.left_out.count:,}, {len(self.skipped):,} were skipped as bad, and {self.omitted.count:,} left out on purpose"
         )
         if accounted == Tally.of_dataset(records):
-            raise DataError(f"{found}; check({', '.join([str(records), *counts])}) accepts that")
+            arguments = "".join(f", {name}={count}" for name, count in rest.items() if count)
+            raise DataError(f"{summary}; check({records}{arguments}) accepts that")
         missing = records - accounted.count
         repeated = f"some were delivered more than once, or there are more than {records:,} records"
         wrong = f"{missing:,} or more are missing" if missing > 0 else repeated
         raise DataError(
-            f"{found}; so {wrong}. Check an epoch at its end; merge the receipts, or give the logs, of all ranks, each "
+            f"{summary}; so {wrong}. Check an epoch at its end; merge the receipts, or give the logs, of all ranks, each "
             "once, and of all parts of a resumed epoch"
         )
 
@@ -202,7 +202,7 @@ class Receipt:
         return receipt
 
 
-def _common(name: str, values: set[T]) -> T:
+def _common_value(name: str, values: set[T]) -> T:
     if len(values) != 1:
         given = ", ".join(sorted(map(str, values))) or "none"
         raise UsageError(

@@ -16,8 +16,8 @@ from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import parts as partition_module
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, resumed
-from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, resume_epoch
+from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, apportion
 from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 from support.sampling import torture_except
 from support.whole_order import whole_order
@@ -66,7 +66,7 @@ FOREIGN = [
 @pytest.mark.parametrize(("change", "message"), FOREIGN)
 def test_a_state_that_is_not_of_this_plan_is_an_error(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        resumed(plan(), STATE | change)
+        resume_epoch(plan(), STATE | change)
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_order_and_state_of_imagenet_take_less_than_50_mb_in_any_window(shuffle:
 import json
 from pathlib import Path
 from shardprep.loaders import GlobalShuffle, LocalShuffle
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, resume_epoch
 
 def peak():
     status = Path("/proc/self/status").read_text()
@@ -92,9 +92,9 @@ plan = EpochPlan("root", (2224,) * 576, {shuffle}, 0, 256, 0, 2, True)
 epoch = Epoch(plan, 0)
 for turn in range(4):
     for step, numbers in zip(range(100), epoch.batches()):
-        epoch.delivered(numbers, [])
+        epoch.record_delivery(numbers, [])
     del numbers
-    epoch = resumed(plan, json.loads(json.dumps(epoch.state())))
+    epoch = resume_epoch(plan, json.loads(json.dumps(epoch.state())))
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -256,7 +256,7 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     assert len(order) == len(expected)
     for start, stop in ends:  # of one order, whose blocks come and go
         np.testing.assert_array_equal(order[start:stop], expected[start:stop], strict=True)
-    assert list(order.each(places)) == expected[places].tolist()
+    assert list(order.numbers_at(places)) == expected[places].tolist()
 
 
 def test_too_many_records_are_refused() -> None:
@@ -273,7 +273,7 @@ def weighted(draw: st.DrawFn) -> WeightedParts:
     records = draw(PARTS)
     names = [f"part-{number}" for number in range(len(records))]
     weights = {name: draw(WEIGHTS) for name in names}
-    assume(all(shared_out(sum(records), [Fraction(weight) for weight in weights.values()])))
+    assume(all(apportion(sum(records), [Fraction(weight) for weight in weights.values()])))
     return WeightedParts.of(weights, names, records)
 
 

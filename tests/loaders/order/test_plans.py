@@ -24,9 +24,9 @@ from shardprep.loaders.order.epoch import (
     LocalShuffle,
     ShardUses,
     Shuffle,
-    checked_ranges,
-    place_within,
+    parse_ranges,
     shard_uses,
+    subtract_passed,
 )
 from shardprep.loaders.order.parts import Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
@@ -41,7 +41,7 @@ def omissions(draw: st.DrawFn) -> tuple[EpochPlan, EpochPlan, list[int]]:
     shuffle = draw(st.sampled_from([None, *map(LocalShuffle, (1, 7, 40)), GlobalShuffle()]))
     whole = plan(counts, shuffle, batch_size=1, drop_last=False)
     numbers = np.array(sorted(records), np.int64)
-    without = replace(whole, omission=Omission(numbers, closes=True)) if records else whole
+    without = replace(whole, omission=Omission(numbers, closes_gaps=True)) if records else whole
     return whole, without, sorted(records)
 
 
@@ -57,7 +57,7 @@ def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.
     start, stop = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=2)))
     assert order[start:stop].tolist() == expected[start:stop]
     places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=5)) if expected else []
-    assert list(order.each(places)) == [expected[place] for place in places]
+    assert list(order.numbers_at(places)) == [expected[place] for place in places]
 
 
 @given(
@@ -74,11 +74,11 @@ def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
     removed = {at for start, stop in passed for at in range(start, stop)}
 
     if all(gap for gap, _ in ranges[1:]):
-        assert checked_ranges([[*both] for both in passed], end) == some.passed
-    assert place_within(passed, place) == sum(1 for at in range(place) if at not in removed)
-    assert place_within(passed, some.outside(place)) == place
+        assert parse_ranges([[*both] for both in passed], end) == some.passed
+    assert subtract_passed(passed, place) == sum(1 for at in range(place) if at not in removed)
+    assert subtract_passed(passed, some.add_passed(place)) == place
     if place - 1 not in removed and place not in removed:
-        assert some.outside(place_within(passed, place)) == place
+        assert some.add_passed(subtract_passed(passed, place)) == place
 
 
 @given(omissions())
@@ -89,7 +89,7 @@ def test_the_shards_of_each_step_are_foreseen(found: Any) -> None:
         return
     without = replace(without, batch_size=3)
     if without.places > 12:
-        without = without.passing([1, 3], start=0)
+        without = without.skip_steps([1, 3], start=0)
     uses, ends = shard_uses(without, 2), np.cumsum(without.shard_counts)
 
     for step, numbers in enumerate(Epoch(without, 2).batches()):
@@ -200,7 +200,7 @@ def by_shard(uses: ShardUses) -> dict[int, tuple[int, int]]:
 def test_a_quality_is_what_is_counted_in_the_batches_of_two_epochs(plan: EpochPlan, seed: int) -> None:
     assume(plan.partitions == 1)
     labels = np.random.default_rng(seed).integers(0, 5, sum(plan.shard_counts))
-    whole = plan.full_batches
+    whole = plan.with_full_batches
     first, second = ([batch.tolist() for batch in Epoch(whole, n).batches()] for n in (1, 2))
     first, second = ([batch for batch in each if len(batch) == plan.batch_size] for each in (first, second))
     assume(first)
