@@ -13,7 +13,7 @@ import numpy.typing as npt
 from contenders.own_contenders import Constant
 
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.batches.pickling import aligned
+from shardprep.loaders.batches.pickling import allocate_aligned
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 
 ROWS, SIZE = 256, 224
@@ -52,7 +52,7 @@ class Ring:
 
 
 def _slot() -> npt.NDArray[np.uint8]:
-    slot = aligned(int(np.prod(SHAPE))).reshape(SHAPE)
+    slot = allocate_aligned(int(np.prod(SHAPE))).reshape(SHAPE)
     slot[...] = 127
     return slot
 

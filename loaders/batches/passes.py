@@ -12,7 +12,7 @@ from shardprep.formats.errors import UsageError
 
 PassT = TypeVar("PassT", bound=Iterator[Any])
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
-SINGLE = (str, bytes, bytearray, Mapping)  # one item, although it can be iterated
+SINGLE_ITEMS = (str, bytes, bytearray, Mapping)  # one item, although it can be iterated
 
 
 class Passes:
@@ -22,7 +22,7 @@ class Passes:
     """
 
     def __init__(self, source: Source) -> None:
-        if isinstance(source, SINGLE) or not (isinstance(source, Iterable) or callable(source)):
+        if isinstance(source, SINGLE_ITEMS) or not (isinstance(source, Iterable) or callable(source)):
             raise UsageError(f"batches come from an iterable, or a function that returns one, not {source!r}")
         self.source = source
         self._peeked: tuple[Any, Iterator[Any]] | None = None
@@ -31,14 +31,14 @@ class Passes:
     def begin(self) -> _Pass:
         """Begin the next pass, including a batch that was peeked at."""
         if self._peeked is None:
-            return self._fresh()
+            return self._begin_pass()
         (first, rest), self._peeked = self._peeked, None
         return _Pass(rest, first)
 
     def peek(self) -> Any:
         """Return the next pass's first batch without consuming it. Raises UsageError for an empty source."""
         if self._peeked is None:
-            batches = self._fresh()
+            batches = self._begin_pass()
             for first in batches:
                 self._peeked = first, batches
                 break
@@ -48,15 +48,15 @@ class Passes:
                 )
         return self._peeked[0]
 
-    def _fresh(self) -> _Pass:
-        found = self.source if isinstance(self.source, Iterable) else returned(self.source(), self.source)
-        if isinstance(found, Iterator) and found is self._latest:
+    def _begin_pass(self) -> _Pass:
+        items = self.source if isinstance(self.source, Iterable) else check_items(self.source(), self.source)
+        if isinstance(items, Iterator) and items is self._latest:
             raise UsageError(
                 "this is the same iterator as in the pass before, but an iterator has one pass: give a list, a "
                 "Loader, or a function that returns a new iterator each time"
             )
-        self._latest = found if isinstance(found, Iterator) else None
-        return _Pass(iter(found))
+        self._latest = items if isinstance(items, Iterator) else None
+        return _Pass(iter(items))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source,)
@@ -101,9 +101,9 @@ class Passes:
         return length if getattr(self.source, "batches_per_epoch", length) == length else None
 
 
-def returned(items: object, function: object) -> Iterable[Any]:
+def check_items(items: object, function: object) -> Iterable[Any]:
     """Return the items that a function returned. Raises UsageError unless they can be iterated."""
-    if isinstance(items, SINGLE) or not isinstance(items, Iterable):
+    if isinstance(items, SINGLE_ITEMS) or not isinstance(items, Iterable):
         name = getattr(function, "name", getattr(function, "__qualname__", type(function).__name__))
         raise UsageError(f"{name} returned an object of type {type(items).__name__}, which has no items")
     return items
@@ -141,7 +141,7 @@ class _Pass(Iterator[Any]):
     would occupy its slot. Closing ends the iterator even before the first batch, which a generator cannot.
     """
 
-    left: float = math.inf  # batches before the end, which is then drawn with the last batch
+    remaining: float = math.inf  # batches before the end, which is then drawn with the last batch
 
     def __init__(self, batches: Iterator[Any], *first: Any) -> None:
         self._batches = batches
@@ -150,8 +150,8 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         try:
             batch = self._first.pop() if self._first else next(self._batches)
-            self.left -= 1
-            if not self.left:
+            self.remaining -= 1
+            if not self.remaining:
                 with suppress(StopIteration):
                     self._first.append(next(self._batches))
         except BaseException:

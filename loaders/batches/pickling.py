@@ -38,7 +38,7 @@ def round_up(size: int, unit: int = ALIGNMENT) -> int:
     return -(-size // unit) * unit
 
 
-def aligned(size: int) -> Memory:
+def allocate_aligned(size: int) -> Memory:
     """Return new, uninitialised bytes aligned to ALIGNMENT."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -46,8 +46,8 @@ def aligned(size: int) -> Memory:
 
 
 def aligned_copy(memory: Memory) -> Memory:
-    """Return a copy of bytes in :func:`aligned` memory."""
-    fresh = aligned(memory.size)
+    """Return a copy of bytes in :func:`allocate_aligned` memory."""
+    fresh = allocate_aligned(memory.size)
     fresh[:] = memory
     return fresh
 
@@ -57,19 +57,19 @@ def is_usable(memory: Memory) -> bool:
     return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Return the minimum of MemAvailable and this process's cgroup limits in bytes; None if unknown.
 
     A cgroup's limit counts in full, because most of its use is page cache, which the kernel frees.
     """
-    found = [int(line.split()[1]) << 10 for line in lines_of(MEMINFO) if line.startswith("MemAvailable:")]
+    limits = [int(line.split()[1]) << 10 for line in lines_of(MEMINFO) if line.startswith("MemAvailable:")]
     for words in group_limits("memory", ["memory.limit_in_bytes"], "memory.max"):
-        found += [int(word) for word in words if word.isdecimal()]  # not "max"
-    return min(found, default=None)
+        limits += [int(word) for word in words if word.isdecimal()]  # not "max"
+    return min(limits, default=None)
 
 
 class MemoryPool:
-    """Allocates :func:`aligned` memory, reusing an idle piece of the same size; call it with the size.
+    """Allocates aligned memory, reusing an idle piece of the same size; call it with the size.
 
     Page faults make new memory as slow as filling it. A piece is idle once every view of it is dropped, in
     any thread. Only one thread may allocate.
@@ -80,14 +80,14 @@ class MemoryPool:
 
     def __call__(self, size: int) -> Memory:
         if size < MIN_RECYCLED_BYTES:
-            return aligned(size)
+            return allocate_aligned(size)
         for _ in range(len(self._idle)):
             owner = self._idle.popleft()
             if owner.size == size:
                 break
             self._idle.append(owner)
         else:
-            owner = aligned(size)
+            owner = allocate_aligned(size)
         lent = np.frombuffer(owner.data, np.uint8)  # views keep this array alive, not its owner
         weakref.finalize(lent, self._idle.append, owner).atexit = False
         return lent
@@ -95,7 +95,7 @@ class MemoryPool:
 
 Buffers = list[pickle.PickleBuffer]
 
-TO_SEND = (
+PICKLING_ADVICE = (
     "define it at the top level of a module, or pip install 'shardprep[cloudpickle]', and let it refer only to "
     "what can be pickled"
 )
@@ -109,17 +109,17 @@ def dumps(value: object) -> bytes:
 class Pickle(NamedTuple):
     """A pickle, the memory of its arrays beside it, and how it refers to functions and classes.
 
-    They are ``by_name``, or part of the pickle; ``of_main`` is whether unpickling may import the main module.
+    They are ``by_name``, or part of the pickle. If it ``needs_main``, unpickling may import the main module.
     """
 
     data: bytes
-    beside: Buffers
+    buffers: Buffers
     by_name: bool
-    of_main: bool
+    needs_main: bool
 
 
-def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = False) -> Pickle:
-    """Pickle a value for another process; ``apart`` keeps the memory of arrays out of the pickle.
+def pickle_for_process(value: object, *, out_of_band: bool = False, with_main: bool = False) -> Pickle:
+    """Pickle a value for another process; ``out_of_band`` keeps the memory of arrays out of the pickle.
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value, because other
     processes may not have that module; if that fails, by name for a process ``with_main``, which imports it.
@@ -128,42 +128,42 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
     """
     in_child = sys.modules["__main__"].__name__ == "__mp_main__"
 
-    def dumped(dumps: Callable[..., bytes]) -> Pickle:
-        beside: Buffers = []
-        keep = beside.append if apart else None
+    def pickle_by(dumps: Callable[..., bytes]) -> Pickle:
+        buffers: Buffers = []
+        keep = buffers.append if out_of_band else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Pickle(bytes(data), beside, by_name, (by_name or in_child) and names_main(data))
+        return Pickle(bytes(data), buffers, by_name, (by_name or in_child) and names_main(data))
 
     try:
-        by_name = dumped(pickle.dumps)
+        by_name = pickle_by(pickle.dumps)
     except Exception:
-        if (dumps_by_value := by_value()) is None:
+        if (dumps_by_value := cloudpickle_dumps()) is None:
             raise
-        return dumped(dumps_by_value)
-    if by_name.of_main and not in_child and (dumps_by_value := by_value()):
+        return pickle_by(dumps_by_value)
+    if by_name.needs_main and not in_child and (dumps_by_value := cloudpickle_dumps()):
         try:
-            return dumped(dumps_by_value)
+            return pickle_by(dumps_by_value)
         except Exception:  # of something that only its own module can make
             if not with_main:
                 raise
     return by_name
 
 
-def by_value() -> Callable[..., bytes] | None:
+def cloudpickle_dumps() -> Callable[..., bytes] | None:
     """Return cloudpickle's ``dumps``, with the file names of code; None if it is not installed."""
     try:
         import cloudpickle  # type: ignore[import-untyped]  # here: it is optional, and takes start-up time
     except ImportError:
         return None
-    return _dumps_with(cloudpickle.Pickler)
+    return _make_dumps(cloudpickle.Pickler)
 
 
 @cache
-def _dumps_with(base: Any) -> Callable[..., bytes]:
+def _make_dumps(base: Any) -> Callable[..., bytes]:
     def with_file(code: CodeType) -> tuple[Any, ...]:
-        make, given = base.dispatch_table[CodeType](code)  # without the file since cloudpickle 3.1.2
-        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
+        make, arguments = base.dispatch_table[CodeType](code)  # without the file since cloudpickle 3.1.2
+        return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in arguments)
 
     table = {"dispatch_table": ChainMap({CodeType: with_file}, base.dispatch_table)}
     pickler = type("Pickler", (base,), table)
@@ -194,18 +194,18 @@ class PickledValue:
     size: int
 
     @classmethod
-    def of(cls, value: object, *, copied: bool = False) -> PickledValue:
-        """Pickle a value, which must not change until it is written unless its arrays are ``copied``.
+    def of(cls, value: object, *, copy: bool = False) -> PickledValue:
+        """Pickle a value, which must not change until it is written unless ``copy`` copies its arrays.
 
         Raises whatever the value's class raises if it cannot be pickled.
         """
-        stream, beside, *_ = dumps_elsewhere(value, apart=True)
-        head = _PAIR.pack(len(beside), len(stream))
-        end = len(head) + _PAIR.size * len(beside) + len(stream)
+        stream, arrays, *_ = pickle_for_process(value, out_of_band=True)
+        head = _PAIR.pack(len(arrays), len(stream))
+        end = len(head) + _PAIR.size * len(arrays) + len(stream)
         buffers: list[tuple[int, memoryview]] = []
-        for buffer in beside:
+        for buffer in arrays:
             view, start = buffer.raw(), round_up(end)
-            buffers.append((start, memoryview(bytes(view)) if copied else view))
+            buffers.append((start, memoryview(bytes(view)) if copy else view))
             head += _PAIR.pack(start, view.nbytes)
             end = start + view.nbytes
         return cls(head, stream, buffers, end)
@@ -217,15 +217,15 @@ class PickledValue:
             memory.data[start : start + len(piece)] = piece
 
 
-def unpickled(memory: Memory, *, copied: bool) -> Any:
+def unpickle(memory: Memory, *, copy: bool) -> Any:
     """Return the value that was written to ``memory``. Its arrays are writable.
 
-    They are views of that memory unless ``copied`` or the memory is not usable for arrays.
+    They are views of that memory, or copies if ``copy`` or if the memory is not usable for arrays.
     """
     count, length = _PAIR.unpack_from(memory.data)
     start = _PAIR.size * (1 + count)
     table, stream = memory.data[_PAIR.size : start], memory.data[start : start + length]
     pieces = [memory[at : at + size] for at, size in _PAIR.iter_unpack(table)]
-    if pieces and (copied or not is_usable(memory)):
+    if pieces and (copy or not is_usable(memory)):
         pieces = list(map(aligned_copy, pieces))
     return loads(stream, pieces)

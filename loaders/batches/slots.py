@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import Descriptor, cached_property, memory_file
-from shardprep.loaders.batches.pickling import Memory, PickledValue, aligned_copy, available, round_up
+from shardprep.loaders.batches.pickling import Memory, PickledValue, aligned_copy, available_memory, round_up
 from shardprep.loaders.transforms.contract import ArraySpec
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -63,9 +63,9 @@ class SlotLayout:
         """Size of a slot: one or more whole pages."""
         return round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
 
-    def arrays(self, memory: Memory, rows: int, *, copied: bool = False) -> Arrays:
-        """Return the first ``rows`` rows of each field, as views of a slot's memory unless ``copied``."""
-        if copied:
+    def arrays(self, memory: Memory, rows: int, *, copy: bool = False) -> Arrays:
+        """Return ``rows`` rows of each field, as views of a slot's memory or, if ``copy``, copies."""
+        if copy:
             memory = aligned_copy(memory[: self.offsets[-1]])
         return {
             field.name: memory[start : start + rows * field.nbytes]
@@ -109,7 +109,7 @@ class SlotRing:
         try:
             self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
         except OSError as error:
-            raise _too_little(layout, slots, str(error.strerror)) from error
+            raise _memory_error(layout, slots, str(error.strerror)) from error
         _rings.add(self)
 
     def memory(self, slot: int) -> Memory:
@@ -131,7 +131,7 @@ class SlotRing:
             piece.write(room[start : start + piece.size])
 
     def lend(self, slot: int, watch: Callable[[Memory], weakref.ref[Memory]]) -> Memory:
-        """Return a slot's bytes. Once they and all views of them are dropped, the slot is among `returned()`.
+        """Return a slot's bytes. Once they and all views are dropped, `collect_returned()` has the slot.
 
         ``watch`` makes the reference that wakes whoever waits for that.
         """
@@ -139,7 +139,7 @@ class SlotRing:
         self._lent[slot] = watch(memory)
         return memory
 
-    def returned(self) -> list[int]:
+    def collect_returned(self) -> list[int]:
         """Return the lent slots whose memory was dropped since the last call; in the thread that lends."""
         slots = [slot for slot, memory in self._lent.items() if memory() is None]
         for slot in slots:
@@ -190,9 +190,9 @@ os.register_at_fork(after_in_child=_stop_watching)
 
 
 def _allocate(layout: SlotLayout, slots: int) -> int:
-    need, free = slots * layout.nbytes, available()
+    need, free = slots * layout.nbytes, available_memory()
     if not layout.sparse and free is not None and need > free:
-        raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
+        raise _memory_error(layout, slots, f"{free / 2**20:,.0f} MiB are available")
     fd = memory_file()
     try:
         if layout.sparse:
@@ -202,12 +202,12 @@ def _allocate(layout: SlotLayout, slots: int) -> int:
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise _too_little(layout, slots, str(error.strerror)) from error
+            raise _memory_error(layout, slots, str(error.strerror)) from error
         raise
     return fd
 
 
-def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
+def _memory_error(layout: SlotLayout, slots: int, why: str) -> OperationError:
     if layout.sparse:
         return OperationError(
             f"cannot reserve {slots * layout.nbytes / 2**30:,.0f} GiB of addresses to share with worker processes: "
@@ -255,16 +255,16 @@ class RowForm:
                 return None
         return arrays  # type: ignore[return-value]
 
-    def made_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    def make_batch(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         """Return a batch's arrays, given by field name, in this form, with a tuple for a list."""
         if self.kind == "dict":
             return {field.name: arrays[field.name] for field in self.fields}
-        found = tuple(arrays[field.name] for field in self.fields)
-        return found[0] if self.kind == "array" else found
+        parts = tuple(arrays[field.name] for field in self.fields)
+        return parts[0] if self.kind == "array" else parts
 
-    def row_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    def make_row(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         """Return one result's arrays in exactly this form, a list as a list."""
-        row = self.made_of(arrays)
+        row = self.make_batch(arrays)
         return list(row) if self.kind == "list" else row
 
 

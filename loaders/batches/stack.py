@@ -15,9 +15,9 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import is_masked
 from shardprep.loaders.batches.passes import Passes, Source, ending
-from shardprep.loaders.batches.pickling import aligned
+from shardprep.loaders.batches.pickling import allocate_aligned
 from shardprep.loaders.batches.slots import NUMBERS, array_of
-from shardprep.loaders.transforms.contract import ArraySpec, converted
+from shardprep.loaders.transforms.contract import ArraySpec, convert_leaves
 
 
 def stack(records: Sequence[Any]) -> Any:
@@ -25,20 +25,20 @@ def stack(records: Sequence[Any]) -> Any:
 
     Python's own numbers become bool, int64, float64 or complex128; strings and bytes are refused.
     """
-    samples = _of_each_type(records)
+    samples = _sample_of_each_type(records)
     if any(isinstance(sample, Mapping | tuple | list) for sample in samples):
-        return _in_columns(stack, records)
+        return _combine_parts(stack, records)
     for sample in samples:
-        unmasked(sample)
-    return _stacked(list(map(np.asarray, records)))
+        to_unmasked_array(sample)
+    return _stack_arrays(list(map(np.asarray, records)))
 
 
-def _of_each_type(records: Sequence[Any]) -> Iterable[Any]:
+def _sample_of_each_type(records: Sequence[Any]) -> Iterable[Any]:
     """Return one record of each type: checking the type of every record takes as long as stacking them."""
     return {type(record): record for record in records}.values()
 
 
-def unmasked(part: Any) -> npt.NDArray[Any]:
+def to_unmasked_array(part: Any) -> npt.NDArray[Any]:
     """Return a part of a record as an array. Raises UsageError for a masked array: its mask would be lost."""
     if is_masked(part):
         raise UsageError(
@@ -48,48 +48,48 @@ def unmasked(part: Any) -> npt.NDArray[Any]:
     return np.asarray(part)
 
 
-def gathered(records: Sequence[Any]) -> Any:
+def gather(records: Sequence[Any]) -> Any:
     """Stack records part by part, where a part is an element of tuples or dicts, or the record itself.
 
     Parts that differ in shape or dtype, or are neither arrays nor numbers, become a list with one element per
     record. Raises UsageError if records differ in form.
     """
-    if any(isinstance(sample, Mapping | tuple) for sample in _of_each_type(records)):
-        return _in_columns(gathered, records)
+    if any(isinstance(sample, Mapping | tuple) for sample in _sample_of_each_type(records)):
+        return _combine_parts(gather, records)
     arrays = [array_of(record) for record in records]
     forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
     if len(forms) == 1 and (first := arrays[0]) is not None and first.dtype.kind in NUMBERS:
-        return _stacked(arrays)  # type: ignore[arg-type]
+        return _stack_arrays(arrays)  # type: ignore[arg-type]
     return [record if array is None else array for record, array in zip(records, arrays, strict=True)]
 
 
-def listed(records: Sequence[Any]) -> Any:
+def gather_lists(records: Sequence[Any]) -> Any:
     """Return records as a tuple or dict of lists, one per part, or as one list if they have no parts."""
-    if any(isinstance(sample, Mapping | tuple | list) for sample in _of_each_type(records)):
-        return _in_columns(list, records)
+    if any(isinstance(sample, Mapping | tuple | list) for sample in _sample_of_each_type(records)):
+        return _combine_parts(list, records)
     return list(records)
 
 
-def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any]) -> Any:
-    _same({type(record) for record in records}, "forms")
+def _combine_parts(combine: Callable[[Sequence[Any]], Any], records: Sequence[Any]) -> Any:
+    _require_same({type(record) for record in records}, "forms")
     first = records[0]
     if isinstance(first, Mapping):
-        _same({", ".join(sorted(map(str, record))) for record in records}, "names")
-        return {name: _part(made_of, name, [record[name] for record in records]) for name in first}
+        _require_same({", ".join(sorted(map(str, record))) for record in records}, "names")
+        return {name: _combine_part(combine, name, [record[name] for record in records]) for name in first}
     remedy = "make them alike, and turn each list that is one part into an array"
-    _same({len(record) for record in records}, "numbers of parts", remedy)
-    return tuple(_part(made_of, n, part) for n, part in enumerate(zip(*records, strict=True)))
+    _require_same({len(record) for record in records}, "numbers of parts", remedy)
+    return tuple(_combine_part(combine, n, part) for n, part in enumerate(zip(*records, strict=True)))
 
 
-def _part(made_of: Callable[[Sequence[Any]], Any], name: object, values: Sequence[Any]) -> Any:
+def _combine_part(combine: Callable[[Sequence[Any]], Any], name: object, values: Sequence[Any]) -> Any:
     try:
-        return made_of(values)
+        return combine(values)
     except UsageError as error:
         error.add_note(f"In component {name!r}")
         raise
 
 
-def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _stack_arrays(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     for dtype in {row.dtype for row in rows}:
         if dtype.kind not in NUMBERS:
             what = {"S": "bytes", "U": "text"}.get(dtype.kind, f"dtype {dtype}")
@@ -97,28 +97,28 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
                 f"records of {what} cannot be stacked; decode or convert them to numbers first, or keep lists of "
                 "them (as_list=True)"
             )
-    _same(
+    _require_same(
         {row.shape for row in rows}, "shapes", "make them of one shape, or keep lists of them (as_list=True)"
     )
-    _same({row.dtype for row in rows}, "dtypes", "make them of one dtype")
-    full = _fresh((len(rows), *rows[0].shape), rows[0].dtype)
+    _require_same({row.dtype for row in rows}, "dtypes", "make them of one dtype")
+    full = _empty_aligned((len(rows), *rows[0].shape), rows[0].dtype)
     for place, row in enumerate(rows):  # np.stack takes two to four times as long for small rows
         full[place] = row
     return full
 
 
-def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def _empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a new, uninitialised array aligned to 64 bytes."""
-    return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+    return allocate_aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
 
-_mapped = partial(converted, kinds=(Mapping, tuple))  # a list is a part of a batch
+_map_parts = partial(convert_leaves, kinds=(Mapping, tuple))  # a list is a part of a batch
 
 
 def row_count(batch: Any) -> int:
     """Return the number of rows of a batch. Raises UsageError if its parts differ in length."""
     counts: set[int] = set()
-    _mapped(batch, lambda part: counts.add(_length(part)))
+    _map_parts(batch, lambda part: counts.add(_length(part)))
     if len(counts) != 1:
         raise UsageError(
             f"the parts of a batch must have the same number of rows; these have {sorted(counts) or 'none'}"
@@ -132,15 +132,15 @@ def _length(part: Any) -> int:
     raise UsageError(f"a batch consists of arrays and lists with rows, not of {type(part).__name__}")
 
 
-def padded(batch: Any, size: int) -> Any:
+def pad_batch(batch: Any, size: int) -> Any:
     """Pad a batch of arrays with rows of zeros to ``size``, and add a mask, bool [size], True for real rows.
 
     The mask is the last part of a tuple, also for a single array, or is named "mask" in a dict. Raises
     UsageError if a dict already has that name.
     """
-    mask, rows = _fresh((size,), np.bool_), row_count(batch)
+    mask, rows = _empty_aligned((size,), np.bool_), row_count(batch)
     mask[:] = np.arange(size) < rows
-    full = _mapped(batch, partial(_filled, size=size))
+    full = _map_parts(batch, partial(_pad_rows, size=size))
     if not isinstance(full, dict):
         return (*full, mask) if isinstance(full, tuple) else (full, mask)
     if "mask" in full:
@@ -148,10 +148,10 @@ def padded(batch: Any, size: int) -> Any:
     return full | {"mask": mask}
 
 
-def _filled(part: npt.NDArray[Any], *, size: int) -> npt.NDArray[Any]:
+def _pad_rows(part: npt.NDArray[Any], *, size: int) -> npt.NDArray[Any]:
     if len(part) == size:
         return part
-    full = _fresh((size, *part.shape[1:]), part.dtype)
+    full = _empty_aligned((size, *part.shape[1:]), part.dtype)
     full[: len(part)], full[len(part) :] = part, 0
     return full
 
@@ -163,9 +163,9 @@ class Padding:
     value: complex
 
     def __call__(self, batch: Any) -> Any:
-        return _mapped(batch, self._padded)
+        return _map_parts(batch, self._pad)
 
-    def _padded(self, part: Any) -> Any:
+    def _pad(self, part: Any) -> Any:
         if not isinstance(part, list):
             raise UsageError(
                 f"pad() is for batches of lists, not of {type(part).__name__}; add as_list=True to batch()"
@@ -173,18 +173,18 @@ class Padding:
         arrays = [array for record in part if (array := array_of(record)) is not None]
         if len(arrays) < len(part) or any(array.dtype.kind not in NUMBERS for array in arrays):
             return part
-        _same({array.ndim for array in arrays}, "numbers of dimensions")
-        _same({array.dtype for array in arrays}, "dtypes")
+        _require_same({array.ndim for array in arrays}, "numbers of dimensions")
+        _require_same({array.dtype for array in arrays}, "dtypes")
         if len(shapes := {array.shape for array in arrays}) == 1:
-            return _stacked(arrays)
-        full = _fresh((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
-        full[...] = self._as(full.dtype)
+            return _stack_arrays(arrays)
+        full = _empty_aligned((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
+        full[...] = self._value_as(full.dtype)
         for number, array in enumerate(arrays):
             inside: tuple[slice, ...] = tuple(slice(side) for side in array.shape)
             full[number][inside] = array
         return full
 
-    def _as(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _value_as(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         try:
             made = np.array(self.value, dtype)
         except (OverflowError, TypeError, ValueError):
@@ -194,9 +194,9 @@ class Padding:
         return made
 
 
-def _same(found: set[Any], what: str, remedy: str = "make them alike") -> None:
-    if len(found) > 1:
-        names = " and ".join(sorted(str(getattr(one, "__name__", one)) for one in found))
+def _require_same(values: set[Any], what: str, remedy: str = "make them alike") -> None:
+    if len(values) > 1:
+        names = " and ".join(sorted(str(getattr(value, "__name__", value)) for value in values))
         raise UsageError(f"records of one batch have different {what}: {names}; {remedy}")
 
 
@@ -221,22 +221,22 @@ def shapes_of(record: Any) -> Any:
     return tuple(map(shapes_of, record)) if isinstance(record, tuple | list) else np.shape(record)
 
 
-def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
+def group(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
     """Yield lists of records until the records end, or fewer than ``least`` are left.
 
     A list's size is drawn after its first record. No reference to a list is kept.
     """
 
-    def group() -> list[Any]:
+    def draw() -> list[Any]:
         rows = list(islice(records, 1))
         if rows:
             rows += islice(records, next(sizes) - 1)
         return rows if len(rows) >= least else []
 
-    return iter(group, [])
+    return iter(draw, [])
 
 
-def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
+def group_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
     """Yield lists of ``size`` records of equal shapes, then the rest, oldest first; keep no reference."""
     waiting: dict[Any, list[Any]] = {}
 
@@ -315,4 +315,4 @@ class Conversion:
     def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
         with ending(batches):
             # `map`, because a loop variable would hold a batch while the next is made
-            yield from map(partial(converted, convert=self._convert), batches)
+            yield from map(partial(convert_leaves, convert=self._convert), batches)

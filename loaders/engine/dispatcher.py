@@ -286,7 +286,7 @@ class Dispatcher:
             for worker in self._workers.values():
                 worker.since += max(0.0, late - interval)  # all processes may have been stopped, as by Ctrl-Z
                 self._check_progress(worker)
-        for slot in self.ring.returned():
+        for slot in self.ring.collect_returned():
             self._leases.release(slot)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:

@@ -409,29 +409,29 @@ class Engine(Owner, Closable):
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
             raise self._error_of(leased, leased.failure, number)
-        copied = not dispatcher.ring.may_keep(memory)
-        batch = self._assembled(leased, memory, copied=copied)
+        copy = not dispatcher.ring.may_keep(memory)
+        batch = self._assembled(leased, memory, copy=copy)
         wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
             trace.received(wait, run.results.qsize())
         return batch
 
-    def _assembled(self, leased: LeasedBatch, memory: Memory, *, copied: bool) -> EngineBatch:
-        """Return the batch in ``memory``, or, if ``copied``, a copy of it."""
+    def _assembled(self, leased: LeasedBatch, memory: Memory, *, copy: bool) -> EngineBatch:
+        """Return the batch in ``memory``, or, if ``copy``, a copy of it."""
         layout, written = self.layout, leased.written
         payloads: dict[int, object] = {}
         skipped = dict(leased.left_out)
         for part in sorted(leased.outcomes, key=attrgetter("first")):
             spare = layout.spare_bytes(memory, part.first, part.count)
-            for row, outcome in part.unpack(spare, copied=copied):
+            for row, outcome in part.unpack(spare, copy=copy):
                 if isinstance(outcome, SkippedRow):
                     skipped[row] = outcome.reason
                 else:
                     payloads[row] = outcome
-        arrays = layout.arrays(memory, len(leased.items), copied=copied)
+        arrays = layout.arrays(memory, len(leased.items), copy=copy)
         if written is not None:
-            arrays |= written.arrays(layout.input_area(memory), copied=copied)
+            arrays |= written.arrays(layout.input_area(memory), copy=copy)
         size = sum(part.nbytes for part in leased.outcomes)
         form = written and written.form
         skipped = dict(sorted(skipped.items()))

@@ -22,13 +22,13 @@ from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
     Memory,
     PickledValue,
-    aligned,
     aligned_copy,
+    allocate_aligned,
     dumps,
     is_usable,
     loads,
     round_up,
-    unpickled,
+    unpickle,
 )
 from shardprep.loaders.batches.slots import Arrays, RowForm, SlotLayout, SlotRing
 from shardprep.loaders.transforms.contract import ArraySpec
@@ -143,10 +143,10 @@ class LeaseOutcomes:
     def _entries(self) -> npt.NDArray[Any]:
         return np.frombuffer(self.message, _ENTRY, int.from_bytes(self.message[:4], "little"), 4)
 
-    def unpack(self, spare: Memory, *, copied: bool = False) -> Iterator[tuple[int, object]]:
+    def unpack(self, spare: Memory, *, copy: bool = False) -> Iterator[tuple[int, object]]:
         """Yield the rows of the batch that have a payload or were skipped, with their outcomes.
 
-        Payloads lie in ``spare``, the writer's memory, unless they are ``copied``.
+        Payloads lie in ``spare``, the writer's memory, or, if ``copy``, are copied.
         """
         if self.message[:4] == bytes(4):
             return
@@ -154,7 +154,7 @@ class LeaseOutcomes:
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
         for row, at, size, form in entries.tolist():
             memory, start = (spare, at) if at < spare.size else (bodies, at - spare.size)
-            yield self.first + row, _decode(form, memory[start : start + size], copied=copied)
+            yield self.first + row, _decode(form, memory[start : start + size], copy=copy)
 
 
 def _lay(body: Memory | PickledValue, memory: Memory) -> None:
@@ -173,13 +173,13 @@ def _encode(outcome: object) -> tuple[bytes, Memory | PickledValue]:
     return PICKLED, outcome if isinstance(outcome, PickledValue) else PickledValue.of(outcome)
 
 
-def _decode(form: bytes, body: Memory, *, copied: bool) -> object:
+def _decode(form: bytes, body: Memory, *, copy: bool) -> object:
     if form == PICKLED:
-        return unpickled(body, copied=copied)
+        return unpickle(body, copy=copy)
     if not form:
-        return memoryview(body.tobytes()) if copied else body.data
+        return memoryview(body.tobytes()) if copy else body.data
     dtype, _, shape = form.decode().partition(":")
-    memory = aligned_copy(body) if copied or not is_usable(body) else body
+    memory = aligned_copy(body) if copy or not is_usable(body) else body
     return memory.view(dtype).reshape([int(side) for side in shape.split(",") if side])
 
 
@@ -260,9 +260,9 @@ class ResultRows(NamedTuple):
     def _layout(self) -> SlotLayout:
         return SlotLayout(self.rows, self.form.fields)
 
-    def arrays(self, inputs: Memory, *, copied: bool = False) -> Arrays:
-        """Return the rows' arrays, as views unless ``copied``."""
-        return self._layout.arrays(inputs[self._start :], self.rows, copied=copied)
+    def arrays(self, inputs: Memory, *, copy: bool = False) -> Arrays:
+        """Return the rows' arrays, as views or, if ``copy``, copies."""
+        return self._layout.arrays(inputs[self._start :], self.rows, copy=copy)
 
 
 class RowWriter:
@@ -272,7 +272,7 @@ class RowWriter:
         self._form: RowForm | None = None
         if inputs is not None and len(items) and items[0]["form_size"]:
             at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
-            form = self._form = unpickled(inputs[at : at + size], copied=True)
+            form = self._form = unpickle(inputs[at : at + size], copy=True)
             self._arrays = list(ResultRows(form, rows, at, size).arrays(inputs).values())
 
     def write(self, result: Any, row: int) -> bool:
@@ -371,7 +371,7 @@ class EngineBatch:
         """Return the result of a row that was not left out."""
         if row in self.payloads or self.form is None:
             return self.payloads[row]
-        return self.form.row_of({name: array[row, ...] for name, array in self.arrays.items()})
+        return self.form.make_row({name: array[row, ...] for name, array in self.arrays.items()})
 
 
 Where = Callable[[int, int, Any], str]  # row, number of its batch, item
@@ -380,7 +380,7 @@ Where = Callable[[int, int, Any], str]  # row, number of its batch, item
 def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
     """Fill a batch in new memory; a note adds ``where`` to an exception of the work."""
     size = layout.offsets[-1]
-    arrays = layout.arrays(aligned(size), len(items)) if size else {}
+    arrays = layout.arrays(allocate_aligned(size), len(items)) if size else {}
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}
     done = 0
@@ -392,8 +392,8 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
                 skipped[done] = outcome.reason
             elif outcome is not None:
                 form, body = _encode(outcome)
-                _lay(body, memory := aligned(body.size))
-                payloads[done] = _decode(form, memory, copied=False)
+                _lay(body, memory := allocate_aligned(body.size))
+                payloads[done] = _decode(form, memory, copy=False)
             done += 1
     except Exception as error:
         row = min(done, len(items) - 1)

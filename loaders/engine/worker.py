@@ -21,7 +21,7 @@ from shardprep.formats.runtime.processes import (
     main_module,
     use_one_thread,
 )
-from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
+from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
 from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
 from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack
@@ -38,18 +38,18 @@ def shared_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
     """
     has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
     try:
-        dumped = dumps_elsewhere(work, with_main=has_file)
-        if dumped.of_main and not has_file:
+        dumped = pickle_for_process(work, with_main=has_file)
+        if dumped.needs_main and not has_file:
             raise ImportError(UNIMPORTABLE)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(
-            f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
+            f"the work cannot be sent to the workers ({error}): {PICKLING_ADVICE}, or work without processes (workers=0)"
         ) from error
     ring = SlotRing(SlotLayout(0, (), inputs=len(dumped.data)), slots=1)
     ring.layout.input_area(ring.memory(0))[:] = np.frombuffer(dumped.data, np.uint8)
-    return ring, main_module() if dumped.of_main else {}
+    return ring, main_module() if dumped.needs_main else {}
 
 
 def main(

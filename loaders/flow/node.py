@@ -24,7 +24,7 @@ from shardprep.formats.records.schema import is_whole
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.progress import takes
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
+from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
@@ -495,10 +495,10 @@ class Function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
-            dumped = dumps_elsewhere(self.call)
+            dumped = pickle_for_process(self.call)
         except Exception as error:
             raise UsageError(
-                f"{self.name} cannot be sent to another process ({error}): {TO_SEND}, or use threads"
+                f"{self.name} cannot be sent to another process ({error}): {PICKLING_ADVICE}, or use threads"
             ) from error
         return (Function, (self.call,)) if dumped.by_name else (_load_function, (dumped.data,))
 

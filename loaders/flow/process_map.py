@@ -16,7 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickled
+from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickle
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
@@ -135,7 +135,7 @@ class ItemGroups:
 
     def _pickle(self, item: Any, number: int, *, room: int) -> PickledValue:
         try:
-            piece = PickledValue.of(item, copied=not self.items_never_change)
+            piece = PickledValue.of(item, copy=not self.items_never_change)
         except Exception as error:
             raise UsageError(
                 f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
@@ -234,7 +234,7 @@ class MapWork:
             began = got = fetched = perf_counter()
             try:
                 # copied, so that a second attempt sees the original
-                key = unpickled(inputs[at : at + size], copied=True) if size else (number_of_pass, at, number)
+                key = unpickle(inputs[at : at + size], copy=True) if size else (number_of_pass, at, number)
                 got = fetched = perf_counter()
                 value = item_of(key) if item_of else key
                 fetched = perf_counter()
@@ -289,7 +289,7 @@ class ProcessMap(Map):
                             batch.payloads.pop(row), partial(self._describe, batch.items[row])
                         )
                     elif form and row not in batch.skipped:
-                        yield form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
+                        yield form.make_batch({name: array[row, ...] for name, array in batch.arrays.items()})
                 del batch
 
     @property
@@ -318,7 +318,7 @@ class ProcessMap(Map):
                 return None
             form = self.form or batch.form
             if form and not results:
-                return form.made_of(batch.arrays)
+                return form.make_batch(batch.arrays)
             rows = [results[row] if row in results else batch.result(row) for row in range(len(batch.items))]
             forms[key] = RowForm.of(rows[0])
             return stack_rows(rows, int(batch.items[0]["number"]) // size)

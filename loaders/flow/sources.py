@@ -30,8 +30,8 @@ from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
-from shardprep.loaders.batches.passes import Passes, ending, ending_all, returned
-from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
+from shardprep.loaders.batches.passes import Passes, check_items, ending, ending_all
+from shardprep.loaders.batches.pickling import ALIGNMENT, allocate_aligned
 from shardprep.loaders.flow.node import UNKNOWN, Fetch, Function, KeyedSource, Length, Node, PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
@@ -420,7 +420,7 @@ class FromParts(Node):
         if as_part := getattr(items, "as_part", None):  # a flow
             yield from as_part(ctx, number)
             return
-        with ending(Passes(returned(items, self.function)).begin()) as begun:
+        with ending(Passes(check_items(items, self.function)).begin()) as begun:
             yield from begun
 
 
@@ -491,7 +491,7 @@ class MadeUp:
         labels = rng.integers(0, self.classes, 2 * self.batch_size)
         if self.encoded:
             return labels, fake_files(self.seed)
-        noise = aligned(2 * self.batch_size * 3 * math.prod(self.size))
+        noise = allocate_aligned(2 * self.batch_size * 3 * math.prod(self.size))
         noise[:] = np.frombuffer(rng.bytes(noise.size), np.uint8)
         noise.flags.writeable = False
         return labels, noise.reshape(-1, *self.size, 3)
@@ -501,7 +501,7 @@ class MadeUp:
         if self.seconds:  # a sleep of 0 would still hand the CPU to other processes
             time.sleep(float(self.seconds) * self.batch_size)
         all_labels, images = self._records
-        labels = aligned(8 * self.batch_size).view(np.int64)
+        labels = allocate_aligned(8 * self.batch_size).view(np.int64)
         start = number % (self.batch_size + 1)
         labels[:] = all_labels[start : start + self.batch_size]
         labels.flags.writeable = False

@@ -17,7 +17,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import ending, ending_all
-from shardprep.loaders.batches.stack import grouped, grouped_by_shape, listed, padded, rows_of, stack
+from shardprep.loaders.batches.stack import gather_lists, group, group_by_shape, pad_batch, rows_of, stack
 from shardprep.loaders.flow.node import (
     INFINITE,
     UNKNOWN,
@@ -32,7 +32,7 @@ from shardprep.loaders.flow.node import (
 )
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
-from shardprep.loaders.transforms.contract import check_choice, converted
+from shardprep.loaders.transforms.contract import check_choice, convert_leaves
 
 Remainder = Literal["keep", "drop", "pad"]
 
@@ -77,14 +77,14 @@ class Batch(PickableStep):
                 yield from map(self._finish, batches)
             return
         with ending(source.run(source_ctx) if chosen is None else source.pick(source_ctx, chosen)) as items:
-            make = listed if self.as_list else lambda rows: self._finish(stack(rows))
-            yield from map_with_notes(make, grouped(items, sizes, least=least), ctx, places, self.label)
+            make = gather_lists if self.as_list else lambda rows: self._finish(stack(rows))
+            yield from map_with_notes(make, group(items, sizes, least=least), ctx, places, self.label)
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
 
     def _finish(self, batch: Any) -> Any:
-        return padded(batch, self.size) if self.remainder == "pad" else batch
+        return pad_batch(batch, self.size) if self.remainder == "pad" else batch
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class BatchByShape(Step):
 
     def run(self, ctx: PassContext) -> Iterator[Any]:
         with ending(self.source.run(ctx.for_source(self))) as items:
-            groups = grouped_by_shape(items, self.size, with_rest=self.remainder == "keep")
+            groups = group_by_shape(items, self.size, with_rest=self.remainder == "keep")
             yield from map_with_notes(stack, groups, ctx, count(), self.label)
 
 
@@ -160,7 +160,7 @@ class Cache(Step):
 
 def read_only(item: Any) -> Any:
     """Return the item in new tuples, lists and dicts, with read-only views of its arrays."""
-    return converted(item, _read_only_view)
+    return convert_leaves(item, _read_only_view)
 
 
 def _read_only_view(part: Any) -> Any:
@@ -171,7 +171,9 @@ def _read_only_view(part: Any) -> Any:
     return view
 
 
-_copy_arrays = partial(converted, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part)
+_copy_arrays = partial(
+    convert_leaves, convert=lambda part: part.copy() if isinstance(part, np.ndarray) else part
+)
 
 MAX_PARTS = 16
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.batches.passes import Passes
-from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
+from shardprep.loaders.batches.pickling import ALIGNMENT, allocate_aligned
 from shardprep.loaders.batches.slots import NUMBERS
-from shardprep.loaders.batches.stack import JsonValues, unmasked
+from shardprep.loaders.batches.stack import JsonValues, to_unmasked_array
 
 try:
     import tensorflow
@@ -135,7 +135,7 @@ def _spec_of(part: Any) -> Any:
         return tf.TensorSpec([None, *part.shape[1:]] if part.shape.rank else part.shape, part.dtype)
     if is_bytes_list(part):
         return tf.TensorSpec([None], tf.string)
-    array = unmasked(part)
+    array = to_unmasked_array(part)
     dtype = None if array.dtype.hasobject or array.dtype.fields is not None else _known(array.dtype)
     if dtype is None:
         raise UsageError(
@@ -217,7 +217,7 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             )
         return _checked(strings, spec)  # type: ignore[no-any-return]
     try:
-        array = unmasked(part)
+        array = to_unmasked_array(part)
     except ValueError as error:
         raise UsageError(
             f"a batch has {_form(part)} that is not an array ({error}) where its signature says "
@@ -236,7 +236,7 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
     is_shared = zero_copy and is_usable and array.ctypes.data % ALIGNMENT == 0
     if is_shared or array.dtype.kind not in NUMBERS:
         return array
-    fresh = aligned(array.nbytes).view(array.dtype.newbyteorder("=")).reshape(array.shape)
+    fresh = allocate_aligned(array.nbytes).view(array.dtype.newbyteorder("=")).reshape(array.shape)
     fresh[...] = array
     return fresh
 

@@ -356,7 +356,7 @@ class PulledPasses(Owner):
             number = self._number
         length = length_hint(self._passes)
         batches = self._passes.begin()
-        batches.left = length or batches.left  # Keras does not ask for an end that it knows
+        batches.remaining = length or batches.remaining  # Keras does not ask for an end that it knows
         with self._changed:
             if number == self._number:
                 self._batches = batches

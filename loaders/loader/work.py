@@ -33,7 +33,7 @@ from shardprep.formats.shards.read import DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
-from shardprep.loaders.batches.stack import JsonValues, gathered
+from shardprep.loaders.batches.stack import JsonValues, gather
 from shardprep.loaders.engine.dispatcher import BatchRequest
 from shardprep.loaders.engine.messages import (
     ROW_COLUMNS,
@@ -636,7 +636,7 @@ class Results:
         if self._is_declared:
             return list(arrays.values())
         if self._form and len(skipped) < len(batch.items) and not batch.payloads:
-            found = self._form.made_of(arrays)
+            found = self._form.make_batch(arrays)
         else:
             rows = [row for row in range(len(batch.items)) if row not in batch.skipped]
             results = [batch.result(row) for row in rows]
@@ -644,11 +644,11 @@ class Results:
                 form = None if isinstance(results[0], list) else RowForm.of(results[0])
                 self._form = form if form and all(map(form.arrays_of, results)) else None
             try:
-                found = gathered(results)
+                found = gather(results)
             except UsageError:
                 for row, result in zip(rows, results, strict=True):
                     try:
-                        gathered([results[0], result])
+                        gather([results[0], result])
                     except UsageError as error:
                         error.key = described(batch.items[row])
                         error.add_note(f"The batch's first record is {described(batch.items[rows[0]])}")

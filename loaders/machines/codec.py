@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.formats.records.schema import no_constant
-from shardprep.loaders.batches.pickling import aligned
-from shardprep.loaders.batches.stack import JsonValues, unmasked
+from shardprep.loaders.batches.pickling import allocate_aligned
+from shardprep.loaders.batches.stack import JsonValues, to_unmasked_array
 
 Raw = npt.NDArray[np.uint8]
 Buffer = bytes | Raw
@@ -117,7 +117,7 @@ def read_head(part: Any) -> Head:
 
 
 def unpack_batch(
-    head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT_LIMIT, memory: Memory = aligned
+    head: Head, parts: Sequence[Any], *, limit_bytes: int = DEFAULT_LIMIT, memory: Memory = allocate_aligned
 ) -> Any:
     """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
 
@@ -207,7 +207,7 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
 
 
 def _little_endian(part: Any) -> npt.NDArray[Any]:
-    array = unmasked(part)
+    array = to_unmasked_array(part)
     little = array.dtype.newbyteorder("<")
     if little.str not in DTYPES:
         kind = f"an array of {array.dtype}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"

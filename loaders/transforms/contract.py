@@ -278,19 +278,19 @@ def in_arrays(result: Any) -> Any:
 
     A tensor's memory is shared. bfloat16 becomes uint16 with the same bits, because NumPy lacks it.
     """
-    return converted(result, _in_array)
+    return convert_leaves(result, _in_array)
 
 
-def converted(
+def convert_leaves(
     value: Any, convert: Callable[[Any], Any], *, kinds: tuple[type[Any], ...] = (Mapping, tuple, list)
 ) -> Any:
     """Convert the leaves of a nested value: the parts that are of none of these kinds of containers."""
     if not isinstance(value, kinds):
         return convert(value)
     if isinstance(value, Mapping):
-        return {name: converted(part, convert, kinds=kinds) for name, part in value.items()}
+        return {name: convert_leaves(part, convert, kinds=kinds) for name, part in value.items()}
     form: Any = type(value)
-    parts = [converted(part, convert, kinds=kinds) for part in value]
+    parts = [convert_leaves(part, convert, kinds=kinds) for part in value]
     return form(*parts) if hasattr(form, "_fields") else form(parts)
 
 

@@ -67,10 +67,10 @@ def test_a_slot_returns_when_the_last_view_of_its_arrays_is_dropped() -> None:
     arrays.clear()
     view = memoryview(row)
     del row
-    assert not ring.returned()
+    assert not ring.collect_returned()
     del view
 
-    assert ring.returned() == [1]
+    assert ring.collect_returned() == [1]
     bell.silence()  # raises BlockingIOError for a bell that has not rung
 
 
