@@ -17,7 +17,7 @@ from shardprep.cli.commands.demo import demo, sample
 from shardprep.cli.commands.network import fetch, keygen, publish, serve
 from shardprep.cli.commands.replay import prove, replay
 from shardprep.cli.commands.report import find, gate, report
-from shardprep.cli.console.output import CommandError, asks_for_json, failure_of
+from shardprep.cli.console.output import CommandError, describe_failure, is_json_requested
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.runtime.processes import NOTHING_STARTS
 
@@ -44,7 +44,7 @@ class TitledGroups(click.Group):
             with formatter.section(title):
                 room = formatter.width - 6 - width
                 formatter.write_dl(
-                    [(f"{one.name:{width}}", one.get_short_help_str(room)) for one in commands]
+                    [(f"{each.name:{width}}", each.get_short_help_str(room)) for each in commands]
                 )
 
 
@@ -71,27 +71,27 @@ def run(arguments: Sequence[str]) -> int:
     """
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)
-    as_json = asks_for_json(arguments)
+    as_json = is_json_requested(arguments)
     try:
         with cli.make_context("prep", list(arguments)) as context:
             code: int | None = cli.invoke(context)
         return code or 0
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return error.exit_code
     except (click.ClickException, ShardprepError, OSError, ImportError, MemoryError) as error:
-        return failed(error, as_json=as_json)
+        return report_error(error, as_json=as_json)
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
-        return failed(OperationError(NOTHING_STARTS), as_json=as_json)
+        return report_error(OperationError(NOTHING_STARTS), as_json=as_json)
 
 
-def failed(error: CommandError, *, as_json: bool = False) -> int:
+def report_error(error: CommandError, *, as_json: bool = False) -> int:
     """Report an error, unless the output has lost its reader, and return its exit code."""
-    failure = failure_of(error)
+    failure = describe_failure(error)
     if not isinstance(error, BrokenPipeError):
         failure.report(as_json=as_json)
     return failure.exit_code
@@ -104,5 +104,5 @@ def flush(code: int) -> int:
             stream.flush()
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the exit flushes again
-            code = failed(error) if stream is sys.stdout and code != 3 else code  # 3: reported already
+            code = report_error(error) if stream is sys.stdout and code != 3 else code  # 3: reported already
     return code

@@ -25,26 +25,26 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names that the encoding cannot represent
-    _on_signals(_leave)
+    _set_signal_handlers(_exit_at_once)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else NumPy's import takes memory for each CPU
     try:
         # start-up time: signals are handled before these imports
-        from shardprep.cli.app import failed, flush, run
-        from shardprep.cli.console.output import Interrupted, asks_for_json
+        from shardprep.cli.app import flush, report_error, run
+        from shardprep.cli.console.output import Interrupted, is_json_requested
     except ImportError as error:
         sys.stderr.write(f"prep: cannot be loaded: {error}\n")
         sys.exit(3)
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
-        _on_signals(_leave)
+        _set_signal_handlers(_exit_at_once)
         raise Interrupted(number)
 
     try:
-        _on_signals(unwind)
+        _set_signal_handlers(unwind)
         code = flush(run(sys.argv[1:]))
-        _on_signals(_leave)  # within the try: a signal just after it would be a traceback
+        _set_signal_handlers(_exit_at_once)  # within the try: a signal just after it would be a traceback
     except Interrupted as interrupted:
-        code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
+        code = flush(report_error(interrupted, as_json=is_json_requested(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
         gc.collect()  # an error's frames may keep temporary files
         # a thread of obstore that calls Python during finalization would abort the process; Ray's may hang
@@ -52,11 +52,11 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def _set_signal_handlers(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # set by nohup and ``&``
             signal.signal(number, handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)  # nothing to unwind yet, or any more

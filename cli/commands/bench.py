@@ -13,7 +13,7 @@ import click
 
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
-from shardprep.cli.console.output import CommandBar, CommandProgress, Output, each_dataset, fields
+from shardprep.cli.console.output import CommandBar, CommandProgress, Output, fields, for_each_dataset
 from shardprep.formats.runtime.json_record import read_json_file
 from shardprep.formats.runtime.progress import count_of, format_size
 from shardprep.formats.storage.open import datasets_in, open_records
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.order.epoch import Shuffle
 
 
-SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
+MINIMA = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
 BAR = 40  # characters
 CONFIRMS = {True: "fits", False: "does not fit", None: ""}
 
@@ -49,7 +49,7 @@ def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chose
     """
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
 
-    options.check_replaced(save)
+    options.check_output_files(save)
     with progress.status() as show:
         profile = measure_disk(
             path, progress=lambda title, share: show(f"{title}, {share:.0%} of the time"), **chosen
@@ -87,20 +87,20 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
     yield ""
     yield f"  {'':22}{'cold':>30}{'warm':>30}"
     for name, reads in rows:
-        yield f"  {name:22}{_cell(reads.cold):>30}{_cell(reads.warm):>30}"
-    yield f"  {'write and fsync':22}{_cell(profile.writing):>30}"
+        yield f"  {name:22}{_format_cell(reads.cold):>30}{_format_cell(reads.warm):>30}"
+    yield f"  {'write and fsync':22}{_format_cell(profile.writing):>30}"
     yield ""
-    yield sentence(profile)
+    yield disk_sentence(profile)
 
 
-def _cell(found: Measurement | None) -> str:
+def _format_cell(found: Measurement | None) -> str:
     if found is None:
         return "-"
     low, median, high = (f"{rate / 1e6:,.0f}" for rate in (found.low, found.median, found.high))
     return f"{median} ({low}-{high}) x{found.repetitions}"
 
 
-def sentence(profile: DiskProfile) -> str:
+def disk_sentence(profile: DiskProfile) -> str:
     which = "this dataset's" if profile.kind == "dataset" else "a"
     rates = [f"{rate:,.0f} images/s {word}" for word, rate in profile.images_per_second.items() if rate]
     compared, faster = "", profile.sequential_over_random
@@ -111,10 +111,10 @@ def sentence(profile: DiskProfile) -> str:
     return f"At {which} mean record size ({mean}) this disk delivers {' and '.join(rates) or 'an unknown rate'}{compared}."
 
 
-def _swept(text: str) -> tuple[str, tuple[int, ...]]:
+def _parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
-    if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
+    if option not in MINIMA or not all(word.isdecimal() and int(word) >= MINIMA[option] for word in words):
         raise ValueError(
             f"expected workers from 0, batch-size from 1 or slots from 3, such as workers=1,2,4, not {text!r}"
         )
@@ -128,7 +128,7 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
 @click.argument("dataset", type=options.FOLDER_OR_URL)
-@options.together(*options.LOADER)
+@options.combine_options(*options.LOADER)
 @click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
 @options.workers
 @options.flag("--explain", "Also print a table of stages, and test the verdict with short runs.")
@@ -138,7 +138,7 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     "Measure with each of these values of workers, batch-size or slots; the rest of the output is about "
     "the fastest.",
     name="swept",
-    type=options.ParsedParam("sweep", _swept),
+    type=options.ParsedParam("sweep", _parse_sweep),
 )
 @options.file("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
 @options.file("--html", "FILE", "Also write a page with charts of the run.")
@@ -183,7 +183,7 @@ def bench_loader(
 
     splits = datasets_in(dataset)
     cached: dict[str, Any] = {"cache": cache, "cache_limit": cache_limit}
-    options.check_replaced(html, trace)
+    options.check_output_files(html, trace)
     for file, option in ((trace, "--trace"), (html, "--html")):
         if file and splits:
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
@@ -193,9 +193,9 @@ def bench_loader(
     for place in () if names else splits.values() or [dataset]:
         with open_records(place, **cached) as opened:
             has_images &= all(part.manifest.has_images for part in opened.parts)
-    made = options.transform_of(transform, pixels) if has_images else None
+    made = options.make_transform(transform, pixels) if has_images else None
 
-    def measured(place: Path | str) -> Output:
+    def measure_one(place: Path | str) -> Output:
         make = partial(
             Loader,
             place,
@@ -210,7 +210,7 @@ def bench_loader(
             **cached,
         )
         watched = isinstance(progress, CommandBar)
-        found = bench(
+        result = bench(
             make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
@@ -219,20 +219,20 @@ def bench_loader(
 
             disk_json = profile.to_json() if profile else None
             spans = read_json_file(trace, most=LARGEST_TRACE) if trace else None
-            save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
-        lines = _bench_lines(place, found, explain=explain)
-        return Output({"dataset": str(place), **found.to_json()}, lines, result=found.speed)
+            save_page(run_page(result.to_json(), name=str(place), disk=disk_json, trace=spans), html)
+        lines = _bench_lines(place, result, explain=explain)
+        return Output({"dataset": str(place), **result.to_json()}, lines, result=result.speed)
 
     def summary(results: Mapping[str, LoaderSpeed]) -> str:
         return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
 
-    return each_dataset(dataset, measured, summary)
+    return for_each_dataset(dataset, measure_one, summary)
 
 
-def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:
-    speed, quality = found.speed, found.shuffle_quality
-    if found.sweep:
-        yield from sweep_lines(found.sweep)
+def _bench_lines(dataset: Path | str, result: LoaderBench, *, explain: bool) -> Iterator[str]:
+    speed, quality = result.speed, result.shuffle_quality
+    if result.sweep:
+        yield from sweep_lines(result.sweep)
     rate = f"{speed.images_per_second:,.0f} images/s, {format_size(speed.bytes_per_second)}/s"
     yield f"{dataset}: {rate} (median of half seconds)"
     memory = {
@@ -276,13 +276,13 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
                 f"  {load.name:14}{load.place:8}{load.seconds * 1e6:>10,.1f}{load.utilisation:>8.1%}"
                 f"{load.starved:>9.1%}{load.blocked:>9.1%}{limit:>17}"
             )
-    if found.probes:
+    if result.probes:
         yield ""
-        for run in found.probes.runs:
+        for run in result.probes.runs:
             yield f"  {run.name:12}{CONFIRMS[run.confirms]:14}{run.sentence}"
-        if found.probes.confirmed is not None:
-            yes = "confirm" if found.probes.confirmed else "do not confirm"
-            yield f"  The probes {yes} that {found.probes.limit} limits."
+        if result.probes.confirmed is not None:
+            yes = "confirm" if result.probes.confirmed else "do not confirm"
+            yield f"  The probes {yes} that {result.probes.limit} limits."
     if quality:
         moved, again = quality.displacement, quality.meet_again
         yield ""
@@ -298,8 +298,8 @@ def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> I
     yield ""
     if quality:
         yield quality.sentence
-    if found.disk:
-        yield found.disk.sentence
+    if result.disk:
+        yield result.disk.sentence
     yield speed.sentence
 
 

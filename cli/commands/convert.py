@@ -14,7 +14,7 @@ import click
 
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
-from shardprep.cli.console.output import Output, columns_text, fields, json_option, next_step, say
+from shardprep.cli.console.output import Output, fields, format_columns, json_option, next_step, say
 from shardprep.formats.conversion.convert import (
     Converted,
     ConvertedPart,
@@ -162,19 +162,19 @@ def convert(
         raise click.UsageError("--scratch is only for an OUTPUT in a bucket; omit it")
     if check_images and not dry_run:
         raise click.UsageError("--check-images is only for --dry-run; a conversion checks all images")
-    arguments = _arguments(chosen)
+    arguments = _build_arguments(chosen)
     if isinstance(output, str):
-        return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)
+        return conversion_output(convert_to_url(source, output, scratch=scratch, **arguments), output)
     if dry_run:
         planned = plan_conversion(source, output, part=part, images=check_images or "sample", **arguments)
         return Output(planned.to_json(), dry_run_lines(planned), planned.exit_code)
     if part:
-        return output_of_part(convert_part(source, output, part, **arguments), part)
+        return part_output(convert_part(source, output, part, **arguments), part)
     with options.cluster_executor(cluster) as executor:
-        return output_of(convert_source(source, output, executor=executor, **arguments), output)
+        return conversion_output(convert_source(source, output, executor=executor, **arguments), output)
 
 
-def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _build_arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {name: chosen[name] for name in ("split", "workers", "progress")}
     kinds = {"plan_options": PlanOptions, "options": ConvertOptions, "source_options": SourceOptions}
     for argument, kind in kinds.items():
@@ -207,34 +207,34 @@ def index(archives: Path, output: Path, **chosen: Any) -> Output:
     like any dataset. After an interruption, the same command continues; if the archives have moved,
     it links and checks them.
     """
-    arguments = _arguments({"container": IN_PLACE, "order": ARCHIVE_ORDER, **chosen})
-    return output_of(convert_source(archives, output, **arguments), output)
+    arguments = _build_arguments({"container": IN_PLACE, "order": ARCHIVE_ORDER, **chosen})
+    return conversion_output(convert_source(archives, output, **arguments), output)
 
 
-def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:
+def conversion_output(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:
     """Return the output of a conversion, with the next command; prints warnings and notes."""
     lines: list[str] = []
     splits = []
     noted: dict[str, list[str]] = {}
-    for one in done:
-        manifest, is_here = one.manifest, isinstance(one, Converted)
-        place = str(one.path) if isinstance(one, Converted) else one.url
-        if emptied := one.skipped.emptied:  # these classes keep their labels
+    for split in done:
+        manifest, is_here = split.manifest, isinstance(split, Converted)
+        place = str(split.path) if isinstance(split, Converted) else split.url
+        if emptied := split.skipped.emptied:  # these classes keep their labels
             say(f"warning: {place}: all images of {', '.join(emptied)} were skipped", err=True)
-        for note in one.notes:
+        for note in split.notes:
             noted.setdefault(note, []).append(place)
         kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
         shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
         found = "is intact" if is_here else "the sizes are right"
-        state = f" (was complete, and {found})" if one.already_complete else ""
-        contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=one.has_labels)
+        state = f" (was complete, and {found})" if split.already_complete else ""
+        contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=split.has_labels)
         lines.append(f"{place}: {contents} in {shards}{state}")
         lines += fields(
             {
                 "source": manifest.source["layout"],
-                "columns": columns_text(manifest.schema.kinds),
-                "skipped": f"{one.skipped}; listed in quarantine.json" if manifest.skipped else None,
-                "ignored": _ignored_text(one.ignored),
+                "columns": format_columns(manifest.schema.kinds),
+                "skipped": f"{split.skipped}; listed in quarantine.json" if manifest.skipped else None,
+                "ignored": _format_ignored(split.ignored),
                 "partial": "the source lacks some of its images" if manifest.partial else None,
                 "content_root": manifest.content_root,
                 "root": manifest.root,
@@ -250,14 +250,14 @@ def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Ou
                 "shards": len(manifest.shards),
                 "columns": manifest.schema.kinds,
                 "skipped": manifest.skipped,
-                "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
-                "emptied_classes": list(one.skipped.emptied),
+                "skipped_causes": [asdict(cause) for cause in split.skipped.causes],
+                "emptied_classes": list(split.skipped.emptied),
                 "partial": manifest.partial,
-                "ignored": dict(one.ignored),
-                "notes": list(one.notes),
-                "already_complete": one.already_complete,
+                "ignored": dict(split.ignored),
+                "notes": list(split.notes),
+                "already_complete": split.already_complete,
                 "has_images": manifest.has_images,
-                "has_labels": one.has_labels,
+                "has_labels": split.has_labels,
                 "content_root": manifest.content_root,
                 "root": manifest.root,
             }
@@ -267,7 +267,7 @@ def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Ou
     if isinstance(output, str):
         lines.append(next_step("fetch", output, "COPY"))
     else:
-        was_complete = all(one.already_complete for one in done)
+        was_complete = all(split.already_complete for split in done)
         lines.append(next_step("bench-loader" if was_complete else "verify", output))
     return Output({"splits": splits}, lines)
 
@@ -278,42 +278,42 @@ def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has
     return ", ".join(parts + [format_size(split.image_bytes)] * split.has_images)
 
 
-def _ignored_text(ignored: Mapping[str, int]) -> str | None:
+def _format_ignored(ignored: Mapping[str, int]) -> str | None:
     return ", ".join(f"{name}: {number}" for name, number in sorted(ignored.items())) or None
 
 
-def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
+def part_output(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
     number, of = part
     lines, splits = [], []
-    for one in built:
-        state = " (was complete)" if one.already_complete else ""
-        records = records_of(one.records, has_images=one.has_images, has_labels=one.has_labels)
-        shards = count_of(len(one.shards), "shard")
+    for share in built:
+        state = " (was complete)" if share.already_complete else ""
+        records = records_of(share.records, has_images=share.has_images, has_labels=share.has_labels)
+        shards = count_of(len(share.shards), "shard")
         lines.append(
-            f"{one.path}: part {number} of {of}: {records}, {format_size(one.file_bytes)} in {shards}{state}"
+            f"{share.path}: part {number} of {of}: {records}, {format_size(share.file_bytes)} in {shards}{state}"
         )
-        missing = f"{one.missing:,} of {count_of(one.total, 'shard')}"
-        lines += fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
+        missing = f"{share.missing:,} of {count_of(share.total, 'shard')}"
+        lines += fields({"missing": missing, "skipped": share.skipped if share.skipped.count else None})
         splits.append(
             {
-                "path": str(one.path),
-                "split": one.split,
-                "shards": list(one.shards),
-                "records": one.records,
-                "file_bytes": one.file_bytes,
-                "total_shards": one.total,
-                "missing_shards": one.missing,
-                "skipped": one.skipped.count,
-                "skipped_causes": [asdict(cause) for cause in one.skipped.causes],
-                "already_complete": one.already_complete,
-                "has_images": one.has_images,
-                "has_labels": one.has_labels,
+                "path": str(share.path),
+                "split": share.split,
+                "shards": list(share.shards),
+                "records": share.records,
+                "file_bytes": share.file_bytes,
+                "total_shards": share.total,
+                "missing_shards": share.missing,
+                "skipped": share.skipped.count,
+                "skipped_causes": [asdict(cause) for cause in share.skipped.causes],
+                "already_complete": share.already_complete,
+                "has_images": share.has_images,
+                "has_labels": share.has_labels,
             }
         )
-    if all(one.already_complete for one in built):
+    if all(share.already_complete for share in built):
         lines.append("the conversion is finished")
     else:
-        ends = "all parts have ended" if any(one.missing for one in built) else "no part is running"
+        ends = "all parts have ended" if any(share.missing for share in built) else "no part is running"
         lines.append(f"next: when {ends}, run the same command without --part to finish")
     return Output({"part": number, "parts": of, "splits": splits}, lines)
 
@@ -331,10 +331,10 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
             {
                 "source": split.layout,
                 "disk": f"at most {format_size(split.disk_bytes)}",
-                "columns": columns_text(split.columns),
+                "columns": format_columns(split.columns),
                 "checked": sample if split in sampled else None,
                 "skipped": f"{bad} would be left out" if split.skipped else None,
-                "ignored": _ignored_text(split.ignored),
+                "ignored": _format_ignored(split.ignored),
             }
         )
         for note in split.notes:
@@ -392,7 +392,7 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
     shown = {"added": ", ".join(added) or None, "rebuilt": ", ".join(rebuilt) or None} | roots
     lines = [
         f"{done.path}: {records}, {number}{state}",
-        *fields({"columns": columns_text(kinds)} | shown),
+        *fields({"columns": format_columns(kinds)} | shown),
         next_step("verify", dataset),
     ]
     found = {"path": str(done.path), "records": manifest.records, "columns": kinds}

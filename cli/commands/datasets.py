@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from shardprep.cli.commands.report import file_of
+from shardprep.cli.commands.report import output_file
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
-from shardprep.cli.console.output import Output, each_dataset, fields, json_option, next_step
+from shardprep.cli.console.output import Output, fields, for_each_dataset, json_option, next_step
 from shardprep.formats.errors import printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
@@ -50,48 +50,48 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, **cached: Any
 
     The summary has counts, bytes, classes, sizes, oddities, order and roots.
     """
-    options.check_replaced(html)
+    options.check_output_files(html)
     if html and isinstance(dataset, str):
         raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
     if html and is_collection(dataset):
         raise click.UsageError(f"{dataset} is a collection; use --html on its parts, one at a time")
 
-    def inspected(place: Path | str) -> Output:
-        page = file_of(html, place, dataset) if html else None
+    def inspect_one(place: Path | str) -> Output:
+        page = output_file(html, place, dataset) if html else None
         if page:
             report_dataset(place, page)
         with open_dataset(place, **cached) as opened:
             summary, listed = inspect_dataset(opened), class_counts(opened) if classes else []
-        found = summary.to_json()
+        result = summary.to_json()
         if classes:
-            found["class_counts"] = [asdict(each) for each in listed]
+            result["class_counts"] = [asdict(each) for each in listed]
         if page:
-            found["page"] = str(page)
-        return Output(found, _inspected_lines(summary, listed, page), result=summary)
+            result["page"] = str(page)
+        return Output(result, _summary_lines(summary, listed, page), result=summary)
 
     def summary_of_all(results: Mapping[str, Summary]) -> str:
         total = format_size(sum(summary.disk_bytes for summary in results.values()))
-        return f"{', '.join(results)}: {_records_in(results.values())}, {total} on disk"
+        return f"{', '.join(results)}: {_count_records(results.values())}, {total} on disk"
 
-    return each_dataset(dataset, inspected, summary_of_all, by_part=True)
+    return for_each_dataset(dataset, inspect_one, summary_of_all, by_part=True)
 
 
-def _records_in(splits: Collection[Summary | Manifest]) -> str:
+def _count_records(splits: Collection[Summary | Manifest]) -> str:
     """Return the total number of images, or of records if one of the splits has no images."""
     noun = "image" if all(each.has_images for each in splits) else "record"
     return count_of(sum(each.records for each in splits), noun)
 
 
-def _range_of(ends: tuple[int, int], noun: str) -> str:
+def _format_range(ends: tuple[int, int], noun: str) -> str:
     low, high = ends
     return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
 
 
-def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | None) -> Iterator[str]:
+def _summary_lines(summary: Summary, classes: list[ClassCount], page: Path | None) -> Iterator[str]:
     is_labelled = summary.classes_present > 0
     records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
     yield f"{summary.path}: {summary.split} split, {records}"
-    least_and_most = _range_of(summary.per_class, "image" if summary.has_images else "record")
+    least_and_most = _format_range(summary.per_class, "image" if summary.has_images else "record")
     present = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     shards = count_of(summary.shards, f"{summary.container.upper()} shard")
     size = format_size(summary.disk_bytes)
@@ -105,10 +105,10 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
         largest = max(pixels["width"][3], pixels["height"][3])
         images = {
             "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side {largest}",
-            "image bytes": _spread(pixels["length"]),
-            "kinds": _counts(summary.kinds),
-            "oddities": _counts(summary.oddities),
-            "crop-ready": _crop_ready(summary),
+            "image bytes": _format_spread(pixels["length"]),
+            "kinds": _format_counts(summary.kinds),
+            "oddities": _format_counts(summary.oddities),
+            "crop-ready": _format_crop_ready(summary),
         }
     shuffled = f"shuffled, seed {summary.seed}"
     orders = {
@@ -123,7 +123,7 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
             "classes": present if is_labelled else "none: the split has no labels",
             "bytes": f"{format_size(summary.image_bytes)} of images, " * summary.has_images + on_disk,
             **images,
-            **{f"column {column.name}": _column_text(column) for column in summary.columns},
+            **{f"column {column.name}": _format_column(column) for column in summary.columns},
             "order": orders.get(summary.order, "by key") + by_class,
             "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
             "source": summary.source + (", partial" if summary.partial else ""),
@@ -143,16 +143,16 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
         yield f"page: {page}"
 
 
-def _spread(lengths: Sequence[int]) -> str:
+def _format_spread(lengths: Sequence[int]) -> str:
     low, middle, high = map(format_size, lengths[:3])
     return f"median {middle}, 5 % under {low}, 5 % over {high}"
 
 
-def _counts(found: Mapping[str, int]) -> str:
+def _format_counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number) or "none"
 
 
-def _crop_ready(summary: Summary) -> str | None:
+def _format_crop_ready(summary: Summary) -> str | None:
     if (found := summary.crop_ready) is None:
         return None
     width, height = found.segment_pixels
@@ -160,18 +160,18 @@ def _crop_ready(summary: Summary) -> str | None:
     lossy = f", shrunk to {side} pixels at quality {found.quality}" if side else ""
     return (
         f"{count_of(found.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
-        f"{found.segment_bytes:,} bytes (median), others: {_counts(found.others)}"
+        f"{found.segment_bytes:,} bytes (median), others: {_format_counts(found.others)}"
     )
 
 
-def _column_text(column: ColumnSummary) -> str:
+def _format_column(column: ColumnSummary) -> str:
     parts = [column.kind, f"{format_size(column.bytes)} ({format_size(column.disk_bytes)} on disk)"]
     if column.lengths:
-        parts.append(_spread(column.lengths))
+        parts.append(_format_spread(column.lengths))
     if column.classes:
         parts.append(count_of(column.classes, "class"))
     if column.per_class:
-        parts.append(f"{_range_of(column.per_class, 'record')} each")
+        parts.append(f"{_format_range(column.per_class, 'record')} each")
     if column.unlabelled:
         parts.append(f"{column.unlabelled:,} without")
     return ", ".join(parts)
@@ -207,12 +207,12 @@ def verify(dataset: Path | str, cluster: str | None, **chosen: Any) -> Output:
     """
     with options.cluster_executor(cluster) as executor:
 
-        def verified(place: Path | str) -> Output:
+        def verify_one(place: Path | str) -> Output:
             report = verify_dataset(place, executor=executor, **chosen)
-            mends = [_next_step_for(report)] if report.findings else []
-            return Output(report.to_json(), [*_report_lines(report), *mends], report.exit_code, report)
+            advice = [_next_step_for(report)] if report.findings else []
+            return Output(report.to_json(), [*_report_lines(report), *advice], report.exit_code, report)
 
-        return each_dataset(dataset, verified, _summary_of_reports, by_part=True)
+        return for_each_dataset(dataset, verify_one, _summary_of_reports, by_part=True)
 
 
 def _summary_of_reports(reports: Mapping[str, Report]) -> str:
@@ -222,12 +222,12 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
     manifests = [report.manifest for report in reports.values() if report.manifest]
     total = format_size(sum(manifest.size for manifest in manifests))
     word = "complete" if all(report.level == "quick" for report in reports.values()) else "intact"
-    return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all {word}"
+    return f"{', '.join(reports)}: {_count_records(manifests)}, {total}, all {word}"
 
 
 def _report_lines(report: Report) -> Iterator[str]:
-    found = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
-    for kind, findings in found.items():
+    kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
+    for kind, findings in kinds.items():
         for finding in findings:
             yield f"{kind}: {finding}"
     manifest = report.manifest
@@ -237,7 +237,7 @@ def _report_lines(report: Report) -> Iterator[str]:
         yield f"{report.location}: NOT intact: {number}{unread} (level {report.level})"
         return
     word = "complete" if report.level == "quick" else "intact"
-    images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
+    images, files = _count_records([manifest]), count_of(len(manifest.shards), "shard")
     yield f"{report.location}: {word}: {images} in {files}, {format_size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 
@@ -251,15 +251,15 @@ def _next_step_for(report: Report) -> str:
             "next: if prep convert was interrupted, run it again to finish; otherwise, restore manifest.json "
             "from a copy, or convert into another folder (see provenance.json)"
         )
-    if manifest.archive and any(one.file == ARCHIVE_NAME or one.key for one in report.findings):
+    if manifest.archive and any(each.file == ARCHIVE_NAME or each.key for each in report.findings):
         return "next: restore the indexed archive, or run prep index again with its present location"
     damaged &= {file.name for file in manifest.files}
     if not damaged:
         return "next: move the files that do not belong to the dataset elsewhere"
-    joined = [one for one in manifest.column_entries if one.field.name in manifest.joined]
+    joined = [entry for entry in manifest.column_entries if entry.field.name in manifest.joined]
     if damaged <= {file.name for column in joined for file in column.files}:
         return "next: run the prep join command that added these columns again; it rebuilds their files"
-    if all(one.key is not None for one in report.findings if one.file in damaged):
+    if all(each.key is not None for each in report.findings if each.file in damaged):
         return (
             "next: these records are unchanged since they were converted; to leave bad images out, run prep "
             "convert with --decode-check --on-bad-image skip into another folder"
@@ -292,7 +292,7 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
     """
     with options.cluster_executor(cluster) as executor:
 
-        def repaired(place: Path) -> Output:
+        def repair_one(place: Path) -> Output:
             report = repair_dataset(place, executor=executor, **chosen)
             rebuilt = [f"rebuilt: {name}" for name in report.rebuilt]
             lines = [*(rebuilt or [f"{report.dataset}: nothing to rebuild"]), *_report_lines(report)]
@@ -302,7 +302,7 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
             rebuilt = sum(len(report.rebuilt) for report in reports.values())
             return f"{count_of(rebuilt, 'file')} rebuilt; {_summary_of_reports(reports)}"
 
-        return each_dataset(dataset, repaired, summary_of_all)
+        return for_each_dataset(dataset, repair_one, summary_of_all)
 
 
 @command(
@@ -319,16 +319,17 @@ def collect(out: Path, parts: tuple[Path, ...]) -> Output:
     Nothing is copied: OUT gets a file of names and roots. The parts must have the same classes and columns. A
     Loader reads OUT as one dataset, whose records are numbered across all parts.
     """
-    with collect_parts(out, parts) as made:
-        summary = f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}"
+    with collect_parts(out, parts) as collection:
+        summary = f"{out}: {count_of(len(collection), 'record')} in {count_of(len(collection.parts), 'part')}"
         shown, listed = {}, []
-        for part in made.parts:
-            name, records, root = part.name, part.manifest.records, part.manifest.root
-            shown[name] = count_of(records, "record")
-            listed.append({"name": name, "path": str(part.folder), "records": records, "root": root})
-        lines = [summary, *fields(shown | {"root": made.root}), next_step("verify", out)]
-        found = {"path": str(made.path), "records": len(made), "parts": listed, "root": made.root}
-        return Output(found, lines)
+        for part in collection.parts:
+            name, manifest = part.name, part.manifest
+            shown[name] = count_of(manifest.records, "record")
+            entry = {"name": name, "path": str(part.folder)}
+            listed.append(entry | {"records": manifest.records, "root": manifest.root})
+        root = {"root": collection.root}
+        result = {"path": str(collection.path), "records": len(collection), "parts": listed}
+        return Output(result | root, [summary, *fields(shown | root), next_step("verify", out)])
 
 
 @command(
@@ -351,11 +352,11 @@ def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
     """
     done = export_dataset(dataset, output, to=to, **chosen)
     lines, splits = [], []
-    for one in done:
-        state = " (was complete, and is intact)" if one.already_complete else ""
-        form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
-        total = format_size(sum(file.size for file in one.files))
-        records = records_of(one.records, has_images=one.has_images, has_labels=True)
-        lines.append(f"{one.path}: {records}, {total} in {form_of_files}{state}")
-        splits.append(asdict(one) | {"path": str(one.path)})
+    for split in done:
+        state = " (was complete, and is intact)" if split.already_complete else ""
+        file_form = "class folders" if to == "folders" else f"{count_of(len(split.files), 'file')} of {to}"
+        total = format_size(sum(file.size for file in split.files))
+        records = records_of(split.records, has_images=split.has_images, has_labels=True)
+        lines.append(f"{split.path}: {records}, {total} in {file_form}{state}")
+        splits.append(asdict(split) | {"path": str(split.path)})
     return Output({"splits": splits}, lines)

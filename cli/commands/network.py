@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from shardprep.loaders.machines.serve import SenderStats
 
 
-MOST_SHARDS = 1_000_000
+MAX_SHARDS = 1_000_000
 
 
-def _shard_numbers(text: str) -> list[int]:
+def _parse_shard_numbers(text: str) -> list[int]:
     """Return the numbers in a text such as 0-9,12; ranges include both ends."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
             low, high = int(first), int(last if dash else first)
-            if not 0 <= high - low < MOST_SHARDS:
+            if not 0 <= high - low < MAX_SHARDS:
                 raise ValueError
-            found.update(range(low, high + 1))
+            numbers.update(range(low, high + 1))
     except ValueError:
         raise ValueError(f"{text!r} is not numbers such as 0-9 or 3,5,7") from None
-    return sorted(found)
+    return sorted(numbers)
 
 
 @command(
@@ -50,7 +50,7 @@ def _shard_numbers(text: str) -> list[int]:
     "--shards",
     "NUMBERS",
     "Fetch only these shards, such as 0-9 or 3,5,7.",
-    type=options.ParsedParam("shards", _shard_numbers),
+    type=options.ParsedParam("shards", _parse_shard_numbers),
 )
 @options.transfer(at_once=8, timeout_s=30, without="a byte")
 @options.output
@@ -63,17 +63,17 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """
     done = fetch_dataset(url, folder, **chosen)
     lines, splits = [], []
-    for one in done:
-        manifest = one.manifest
-        state, found = _copied(one, one.fetched, "fetched")
-        splits.append({"path": str(one.path), "complete": one.complete} | found)
-        if one.complete:
-            lines.append(f"{one.path}: {_contents(manifest)}, all intact: {state}")
+    for dataset in done:
+        manifest = dataset.manifest
+        state, result = _describe_copy(dataset, dataset.fetched, "fetched")
+        splits.append({"path": str(dataset.path), "complete": dataset.complete} | result)
+        if dataset.complete:
+            lines.append(f"{dataset.path}: {_contents(manifest)}, all intact: {state}")
             lines += fields({"root": manifest.root})
         else:
-            files = f"{len(one.fetched) + len(one.kept):,} of {count_of(len(manifest.files), 'file')}"
-            lines.append(f"{one.path}: {files}, each intact: {state}; not a dataset yet")
-    if all(one.complete for one in done):
+            files = f"{len(dataset.fetched) + len(dataset.kept):,} of {count_of(len(manifest.files), 'file')}"
+            lines.append(f"{dataset.path}: {files}, each intact: {state}; not a dataset yet")
+    if all(dataset.complete for dataset in done):
         lines.append(next_step("inspect", folder))
     else:
         lines.append("next: run the same command without --shards to fetch the rest and complete the dataset")
@@ -85,20 +85,20 @@ def _contents(manifest: Manifest) -> str:
     return f"{records_of(manifest.records, has_images=manifest.has_images, has_labels=True)} in {shards}"
 
 
-def _copied(
-    one: FetchedDataset | PublishedDataset, names: Sequence[str], done: str
+def _describe_copy(
+    dataset: FetchedDataset | PublishedDataset, names: Sequence[str], done: str
 ) -> tuple[str, dict[str, Any]]:
     """Return a copy's result as text and JSON; the files ``names`` were ``done``: fetched or uploaded."""
-    manifest = one.manifest
-    copied, kept = manifest.bytes_of(names), manifest.bytes_of(one.kept)
-    there = f", {format_size(kept)} were already there" if one.kept else ""
+    manifest = dataset.manifest
+    copied, kept = manifest.bytes_of(names), manifest.bytes_of(dataset.kept)
+    there = f", {format_size(kept)} were already there" if dataset.kept else ""
     return f"{format_size(copied)} {done}{there}", {
-        "url": one.url,
+        "url": dataset.url,
         "split": manifest.split,
         "records": manifest.records,
         done: list(names),
         f"{done}_bytes": copied,
-        "kept": list(one.kept),
+        "kept": list(dataset.kept),
         "kept_bytes": kept,
         "root": manifest.root,
     }
@@ -160,12 +160,12 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     last. After any interruption, the same command continues; files that are already there are kept.
     """
     lines, splits = [], []
-    for one in publish_datasets(folder, url, **chosen):
-        state, found = _copied(one, one.uploaded, "uploaded")
-        splits.append({"already_complete": one.already_complete} | found)
-        before = " (was complete)" if one.already_complete else ""
-        lines.append(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
-        lines += fields({"root": one.manifest.root})
+    for dataset in publish_datasets(folder, url, **chosen):
+        state, result = _describe_copy(dataset, dataset.uploaded, "uploaded")
+        splits.append({"already_complete": dataset.already_complete} | result)
+        before = " (was complete)" if dataset.already_complete else ""
+        lines.append(f"{dataset.url}: {_contents(dataset.manifest)}, all intact: {state}{before}")
+        lines += fields({"root": dataset.manifest.root})
     lines.append(next_step("fetch", url, "COPY"))
     return Output({"splits": splits}, lines)
 
@@ -177,7 +177,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
 )
 @click.argument("dataset", type=options.FOLDER)
 @options.value("--to", "tcp://HOST:PORT", "Address of the receiver.", name="endpoint", required=True)
-@options.together(*options.LOADER)
+@options.combine_options(*options.LOADER)
 @options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @options.file("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
@@ -220,7 +220,7 @@ def serve(
     with (
         Loader(
             dataset,
-            transform=options.transform_of(transform, pixels),
+            transform=options.make_transform(transform, pixels),
             workers="auto" if workers is None else workers,
             rank=0,
             world_size=1,
@@ -243,8 +243,8 @@ def serve(
         )
     sent = f"{count_of(stats.batches, 'batch')}, {stats.bytes / 1e6:,.1f} MB"
     shown = {"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}
-    found = {"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()}
-    return Output(found, fields(shown, indent=""))
+    result = {"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()}
+    return Output(result, fields(shown, indent=""))
 
 
 def _megabytes_per_second(stats: SenderStats) -> str:

@@ -16,8 +16,8 @@ from shardprep.cli.console.output import CommandProgress, Output, fields, json_o
 from shardprep.cli.console.runs import (
     TRANSFORM_NAME,
     RunOptions,
-    chosen_in,
     chosen_options,
+    load_chosen,
     refuse_typed,
     typed_options,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
-FIRST = 10  # records listed without --records
+SHOWN = 10  # records listed without --records
 MEANINGS = {
     "dataset": "they read different datasets",
     "order": "different records",
@@ -40,8 +40,8 @@ MEANINGS = {
     "augmentation": "different augmentation",
     "pixels": "different values",
 }
-OF_ONE_STEP = ("epoch", "step", "start", "rank", "listed", "sheet")
-OF_TWO_RUNS = ("epochs", "by_pixels")
+STEP_OPTIONS = ("epoch", "step", "start", "rank", "listed", "sheet")
+DIFF_OPTIONS = ("epochs", "by_pixels")
 
 
 @command(
@@ -65,7 +65,7 @@ OF_TWO_RUNS = ("epochs", "by_pixels")
 @options.value(
     "--transform", "NAME", "train, eval, none, or package.module:name.", type=TRANSFORM_NAME, default="train"
 )
-@options.together(*options.LOADER[1:])
+@options.combine_options(*options.LOADER[1:])
 @options.count("--seed", "Seed of the order and crops.", default=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep the last, smaller batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
@@ -106,12 +106,12 @@ def replay(
         raise click.UsageError("--gaps is only for --without; omit it")
     run_options = RunOptions(dataset, run, typed & run.keys())
     if diff:
-        refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
+        refuse_typed(STEP_OPTIONS, typed, "--diff compares all steps of the ranks of two runs")
         return compare_runs(run_options, diff, epochs, progress, by_pixels=by_pixels)
-    refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
+    refuse_typed(DIFF_OPTIONS, typed, "it is only for --diff")
     if sheet:  # fail before the work rather than after it
         check_suffix(sheet)
-    options.check_replaced(sheet)
+    options.check_output_files(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
     last = recorded.last_of(run["epoch"], run["start"]) if recorded else None  # gives the defaults
@@ -135,16 +135,16 @@ def replay(
             "epoch": made.epoch,
             "step": made.step,
             "start": start,
-            "batch": [_form(part) for part in made.batch],
+            "batch": [_describe_part(part) for part in made.batch],
             "records": [record.to_json() for record in made.records],
             "digests": made.digests(),
             "card": loader.card().to_json(),
             "sheet": str(sheet) if sheet else None,
         }
-        return Output(found, list(_replayed_lines(loader, made, start, listed=listed, sheet=sheet)))
+        return Output(found, list(_step_lines(loader, made, start, listed=listed, sheet=sheet)))
 
 
-def _replayed_lines(
+def _step_lines(
     loader: Loader, made: Replayed, start: int, *, listed: bool, sheet: Path | None
 ) -> Iterator[str]:
     """Yield the form of the batch, and its records, or the first ten unless they are ``listed``."""
@@ -155,45 +155,45 @@ def _replayed_lines(
     yield f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}{since}: {records}"
     yield from fields(
         {
-            "batch": ", ".join(_text(_form(part)) for part in made.batch),
+            "batch": ", ".join(_format_part(_describe_part(part)) for part in made.batch),
             "digest": made.digest(),
             "skipped": count_of(len(made.skipped), "bad record") if made.skipped else None,
             "sheet": sheet,
         }
     )
-    shown = made.records if listed else made.records[:FIRST]
+    shown = made.records if listed else made.records[:SHOWN]
     yield f"  {'number':>9}{'label':>7}  {'crop':<26}key"
     for record in shown:
         first, *others = record.views or (None,)
         why = f"  skipped: {printable(record.skipped)}" if record.skipped is not None else ""
-        yield f"  {record.number:>9}{record.label:>7}  {_crop(first):<26}{printable(record.key)}{why}"
+        yield f"  {record.number:>9}{record.label:>7}  {_format_crop(first):<26}{printable(record.key)}{why}"
         for number, part in enumerate(others, 1):
-            yield f"  {f'view {number}':>16}  {_crop(part)}"
+            yield f"  {f'view {number}':>16}  {_format_crop(part)}"
     if left := len(made.records) - len(shown):
         yield f"  and {left:,} more: --records lists them"
 
 
-def _crop(part: ShownPart | None) -> str:
+def _format_crop(part: ShownPart | None) -> str:
     if part is None:
         return "-"
     x, y, width, height = (f"{side:.6g}" for side in part[:4])
     return f"{width}x{height}+{x}+{y}{' flip' if part.is_mirrored else ''}"
 
 
-def _form(part: Any) -> dict[str, Any]:
+def _describe_part(part: Any) -> dict[str, Any]:
     if isinstance(part, np.ndarray):
         return {"dtype": part.dtype.name, "shape": list(part.shape)}
     if isinstance(part, dict):
-        return {"columns": {name: _form(value) for name, value in part.items()}}
+        return {"columns": {name: _describe_part(value) for name, value in part.items()}}
     return {"list": len(part)}
 
 
-def _text(form: dict[str, Any]) -> str:
+def _format_part(form: dict[str, Any]) -> str:
     if "dtype" in form:
         return f"{form['dtype']} {form['shape']}"
     if "list" in form:
         return f"a list of {form['list']}"
-    return ", ".join(f"{name} {_text(value)}" for name, value in form["columns"].items())
+    return ", ".join(f"{name} {_format_part(value)}" for name, value in form["columns"].items())
 
 
 def compare_runs(
@@ -212,20 +212,20 @@ def compare_runs(
 
     runs = [RunLog.load(file) for file in files]
 
-    def compared(
+    def compare_epochs(
         cards: Sequence[RunCard], epochs: Sequence[int]
     ) -> tuple[Parting | None, OrderDifference | None]:
         if parting := parting_of_datasets(*cards):
             return parting, None
         make = run_options.loader if by_pixels else run_options.ordering_loader
-        with make(cards[0]) as one, make(cards[1]) as other:
-            both = list(zip((one, other), runs, strict=True))
+        with make(cards[0]) as loader, make(cards[1]) as other_loader:
+            both = list(zip((loader, other_loader), runs, strict=True))
             first, second = (
                 loader.order_of(card)._replace(passed=run.passed)
                 for (loader, run), card in zip(both, cards, strict=True)
             )
             per_step, done = max(card.batch_size for card in cards), count(1)
-            steps = len(epochs) * max(one.batches_per_epoch, other.batches_per_epoch)
+            steps = len(epochs) * max(loader.batches_per_epoch for loader, _ in both)
 
             def differing_row(epoch: int, step: int) -> int | None:
                 made, other = (
@@ -248,7 +248,7 @@ def compare_runs(
         return [run.card_of(run.last_of(epoch) or run.last_of()) for run in runs]
 
     for cards, own in groupby(range(epochs), cards_of):  # a run may have continued with other options
-        parting, order = compared(cards, list(own))
+        parting, order = compare_epochs(cards, list(own))
         if parting:
             break
     differing = differences(*cards)
@@ -272,8 +272,8 @@ def compare_runs(
         lines += fields(
             {
                 "steps": f"{order.differing:,} of {order.steps:,} differ",
-                "only first": _numbers(order.only_first),
-                "only second": _numbers(order.only_second),
+                "only first": _format_numbers(order.only_first),
+                "only second": _format_numbers(order.only_second),
             }
         )
     if settings:
@@ -281,12 +281,12 @@ def compare_runs(
     return Output(found, lines)
 
 
-def _numbers(numbers: tuple[int, ...]) -> str | None:
+def _format_numbers(numbers: tuple[int, ...]) -> str | None:
     """Return the count and the first of some record numbers; None without any."""
     if not numbers:
         return None
-    more = f" and {len(numbers) - FIRST:,} more: --json lists them" if len(numbers) > FIRST else ""
-    return f"{count_of(len(numbers), 'record')}: {', '.join(map(str, numbers[:FIRST]))}{more}"
+    more = f" and {len(numbers) - SHOWN:,} more: --json lists them" if len(numbers) > SHOWN else ""
+    return f"{count_of(len(numbers), 'record')}: {', '.join(map(str, numbers[:SHOWN]))}{more}"
 
 
 @command(
@@ -320,6 +320,6 @@ def prove(
 
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
-    options.check_replaced(save)
-    found = prove_run(dataset, logs, save=save, key=key, **chosen, **chosen_in(subset, without))
+    options.check_output_files(save)
+    found = prove_run(dataset, logs, save=save, key=key, **chosen, **load_chosen(subset, without))
     return Output(found.to_json(), found.statement.splitlines())

@@ -10,7 +10,7 @@ import click
 
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
-from shardprep.cli.console.output import Output, each_dataset
+from shardprep.cli.console.output import Output, for_each_dataset
 from shardprep.cli.console.runs import RunOptions, chosen_options, refuse_typed, typed_options
 from shardprep.formats.errors import printable
 from shardprep.formats.reports.examine import PIXELS, report as report_dataset
@@ -21,8 +21,8 @@ from shardprep.formats.runtime.json_record import read_json_file
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.dataset import splits_of
 
-MOST_SEEN = 10  # printed times that a run saw a record
-OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
+SHOWN_SIGHTINGS = 10  # printed times that a run saw a record
+DATASET_OPTIONS = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
 
 
 @command(
@@ -73,9 +73,9 @@ def report(
     file, which loads nothing and runs no scripts. In a folder of splits, each split gets a page, such as
     report-train.html.
     """
-    options.check_replaced(output, save_findings)
+    options.check_output_files(output, save_findings)
     if run and dataset is None:
-        refuse_typed(OF_A_DATASET, typed_options(), "for a DATASET, not for a run")
+        refuse_typed(DATASET_OPTIONS, typed_options(), "for a DATASET, not for a run")
         from shardprep.loaders.engine.trace import LARGEST_TRACE
         from shardprep.loaders.loader.run_page import run_page, save_page
         from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
@@ -92,8 +92,8 @@ def report(
     if record is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
-    def examined(place: Path) -> Output:
-        page = file_of(output, place, dataset)
+    def examine_one(place: Path) -> Output:
+        page = output_file(output, place, dataset)
         examination = report_dataset(place, page, record=record, **chosen)
         found = examination.to_json()
         looked = found["looked_at"]
@@ -104,31 +104,31 @@ def report(
         else:
             seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} examined"
         lines = [f"{page}: {found['dataset']['path']}, {seen}"]
-        for one in found["observations"]:
-            least = "at least " if one["is_partial"] else ""
-            lines.append(f"  {one['title']}: {least}{count_of(one['count'], one['what'])}")
+        for each in found["observations"]:
+            least = "at least " if each["is_partial"] else ""
+            lines.append(f"  {each['title']}: {least}{count_of(each['count'], each['what'])}")
         if save_findings:
-            numbers = file_of(save_findings, place, dataset)
+            numbers = output_file(save_findings, place, dataset)
             examination.save_findings(numbers)
             lines.append(f"  record numbers: {numbers}")
         return Output({"page": str(page)} | found, lines)
 
-    return each_dataset(dataset, examined, lambda results: f"{count_of(len(results), 'page')} written")
+    return for_each_dataset(dataset, examine_one, lambda results: f"{count_of(len(results), 'page')} written")
 
 
-def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
+def output_file(file: Path, dataset: Path | str, folder: Path | str) -> Path:
     """Return the output file for a dataset; for a split in the folder, the split's name is added to it."""
     return file if dataset == folder else file.with_name(f"{file.stem}-{Path(dataset).name}{file.suffix}")
 
 
-def _limit(text: str) -> Limit:
+def _parse_limit(text: str) -> Limit:
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
         raise ValueError(f"{text!r} is neither a number of records nor a share of them") from None
 
 
-LIMIT = options.ParsedParam("number", _limit)
+LIMIT = options.ParsedParam("number", _parse_limit)
 NAMED_LIMITS = {
     "leaks": "Images equal or similar to one in the --against dataset.  [default: 0 with --against]",
     "duplicates": "Images with the same bytes as an earlier one.",
@@ -136,12 +136,12 @@ NAMED_LIMITS = {
     "similar": "Images that look like an earlier one.",
     "damaged": "Images that cannot be read or decoded.  [default: 0]",
 }
-limit_options = options.together(
+limit_options = options.combine_options(
     *(options.value(f"--max-{name}", "N", words, type=LIMIT) for name, words in NAMED_LIMITS.items())
 )
 
 
-def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Limit]:
+def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Limit]:
     limits = {}
     for value in values:
         name, equals, limit = value.partition("=")
@@ -167,7 +167,7 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     "A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
     name="others",
     multiple=True,
-    callback=_named_limit,
+    callback=_parse_limits,
 )
 @options.file("--limits", "FILE.toml", "A root, and a table [max].", name="file")
 @options.file("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")
@@ -192,7 +192,7 @@ def gate(
     N is a number of records, or below 1 a share of them, such as 0.001. A limit on the command line replaces
     that of the file.
     """
-    options.check_replaced(junit)
+    options.check_output_files(junit)
     file_root, limits = read_limits(file) if file else (None, {})
     named = {name: chosen.pop(f"max_{name}") for name in NAMED_LIMITS}
     typed = {name: limit for name, limit in named.items() if limit is not None}
@@ -203,21 +203,23 @@ def gate(
             f"{dataset} is a folder of splits; each has a root of its own: give one of them"
         )
 
-    def checked(place: Path) -> Output:
-        found = gate_dataset(place, limits, root=root, against=against, **chosen)
+    def gate_one(place: Path) -> Output:
+        result = gate_dataset(place, limits, root=root, against=against, **chosen)
         if junit is not None:
-            found.save_junit(file_of(junit, place, dataset))
-        return Output(found.to_json(), _gate_lines(found), 0 if found.passed else 1, found)
+            result.save_junit(output_file(junit, place, dataset))
+        return Output(result.to_json(), _gate_lines(result), 0 if result.passed else 1, result)
 
-    return each_dataset(
-        dataset, checked, lambda found: f"{sum(one.passed for one in found.values())} of {len(found)} passed"
+    return for_each_dataset(
+        dataset,
+        gate_one,
+        lambda results: f"{sum(r.passed for r in results.values())} of {len(results)} passed",
     )
 
 
-def _gate_lines(found: GateResult) -> Iterator[str]:
-    seen = f", {count_of(found.looked_at, 'image')} examined" if found.looked_at else ""
-    yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
-    for check in found.checks:
+def _gate_lines(result: GateResult) -> Iterator[str]:
+    seen = f", {count_of(result.looked_at, 'image')} examined" if result.looked_at else ""
+    yield f"{result.dataset}: {count_of(result.records, 'record')}{seen}"
+    for check in result.checks:
         yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<18}{check}"
         for line in () if check.passed else check.named():
             yield f"        {'':<18}{line}"
@@ -258,7 +260,7 @@ def find(
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
     if run is None:
         refuse_typed(("epochs", "subset", "without"), typed_options(), "it is only for --run")
-    options.check_replaced(hashes)
+    options.check_output_files(hashes)
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
     log, order, firsts = None, None, dict[Path, int]()
@@ -272,28 +274,28 @@ def find(
             order = loader.order_of()
             firsts = {part.folder.resolve(): part.first_record for part in loader.dataset.parts}
 
-    def searched(place: Path) -> Output:
-        kept = file_of(hashes, place, dataset) if hashes else None
-        found = find_images(place, images, near=near, hashes=kept, **chosen)
+    def search_one(place: Path) -> Output:
+        hash_file = output_file(hashes, place, dataset) if hashes else None
+        found = find_images(place, images, near=near, hashes=hash_file, **chosen)
         first = firsts.get(place.resolve(), 0)  # of a part of a collection
-        seen: dict[int, list[dict[str, int | None]]] = {first + one.record: [] for one in found}
+        seen: dict[int, list[dict[str, int | None]]] = {first + match.record: [] for match in found}
         for sighting in log.sightings(order, seen, epochs) if log and order and epochs else ():
             at = sighting._asdict()
             seen[at.pop("number")].append(at)
         listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
         for image in dict.fromkeys(map(str, images)):
-            matches = [one for one in found if one.image == image]
+            matches = [match for match in found if match.image == image]
             missing += [] if matches else [image]
             lines.append(f"  {printable(image)}{'' if matches else ': not found'}")
-            for one in matches:
-                lines.append(f"    {_match_text(one)}")
-                listed.append(one.to_json())
+            for match in matches:
+                lines.append(f"    {_format_match(match)}")
+                listed.append(match.to_json())
                 if log is None:
                     continue
-                listed[-1]["seen"] = steps = seen[first + one.record]
-                lines += [f"      {_sighting_text(step)}" for step in steps[:MOST_SEEN]]
-                if len(steps) > MOST_SEEN:
-                    lines.append(f"      and {len(steps) - MOST_SEEN:,} more: --json lists them")
+                listed[-1]["seen"] = steps = seen[first + match.record]
+                lines += [f"      {_format_sighting(step)}" for step in steps[:SHOWN_SIGHTINGS]]
+                if len(steps) > SHOWN_SIGHTINGS:
+                    lines.append(f"      and {len(steps) - SHOWN_SIGHTINGS:,} more: --json lists them")
                 elif not steps:
                     lines.append("      never seen by the run")
         if missing and not near:
@@ -302,19 +304,22 @@ def find(
             {"dataset": str(place), "found": listed, "not_found": missing}, lines, result=len(found)
         )
 
-    return each_dataset(
-        dataset, searched, lambda results: count_of(sum(results.values()), "record") + " found", by_part=True
+    return for_each_dataset(
+        dataset,
+        search_one,
+        lambda results: f"{count_of(sum(results.values()), 'record')} found",
+        by_part=True,
     )
 
 
-def _match_text(one: ImageMatch) -> str:
-    alike = f"looks alike, {count_of(one.distance or 0, 'bit')} differ"
-    of = f" of {printable(one.class_name)}" if one.class_name else ""
-    how = "the same image" if one.distance is None else alike
-    return f"record {one.record:,}{of}: {printable(one.key)} ({how})"
+def _format_match(match: ImageMatch) -> str:
+    alike = f"looks alike, {count_of(match.distance or 0, 'bit')} differ"
+    of = f" of {printable(match.class_name)}" if match.class_name else ""
+    how = "the same image" if match.distance is None else alike
+    return f"record {match.record:,}{of}: {printable(match.key)} ({how})"
 
 
-def _sighting_text(at: Mapping[str, int | None]) -> str:
+def _format_sighting(at: Mapping[str, int | None]) -> str:
     if at["step"] is None:
         return f"epoch {at['epoch']}, at a step before those in the log"
     since = f", counted from place {at['start']:,}" if at["start"] else ""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 from click.shell_completion import CompletionItem
 
-from shardprep.cli.console.output import FORMS, json_option, progress_in
+from shardprep.cli.console.output import PROGRESS_FORMS, json_option, make_progress
 from shardprep.formats.errors import MissingExtra, OperationError, UsageError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.jobs import RayExecutor
@@ -57,7 +57,7 @@ class ParsedParam(click.ParamType):  # type: ignore[type-arg]  # generic since c
         return [CompletionItem(incomplete, type=self._completion)] if self._completion else []
 
 
-def _part(text: str) -> tuple[int, int]:
+def _parse_part(text: str) -> tuple[int, int]:
     if not (found := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)):
         raise ValueError(f"expected I/N, such as 3/64, not {text!r}")
     number, of = map(int, found.groups())
@@ -66,11 +66,11 @@ def _part(text: str) -> tuple[int, int]:
     return number, of
 
 
-def _path_or_url(text: str) -> Path | str:
+def _parse_path_or_url(text: str) -> Path | str:
     return Location.parse(text).url if "://" in text else user_path(text)
 
 
-def _shuffle(text: str) -> Shuffle | None:
+def _parse_shuffle(text: str) -> Shuffle | None:
     from shardprep.loaders.order.epoch import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
 
     if text in ("none", "global"):
@@ -78,13 +78,13 @@ def _shuffle(text: str) -> Shuffle | None:
     return LocalShuffle(int(text) if text.isdecimal() else text)
 
 
-NAMED = ("train", "eval", "none")  # transforms
+CROPS = ("train", "eval", "none")  # the transforms that have a name
 SIZE = ParsedParam("size", parse_bytes)
-PART = ParsedParam("part", _part)
+PART = ParsedParam("part", _parse_part)
 FOLDER = ParsedParam("folder", user_path, "dir")
-FOLDER_OR_URL = ParsedParam("folder or URL", _path_or_url, "dir")
+FOLDER_OR_URL = ParsedParam("folder or URL", _parse_path_or_url, "dir")
 ANY_PATH = ParsedParam("path", user_path, "file")
-PATH_OR_URL = ParsedParam("path or URL", _path_or_url, "file")
+PATH_OR_URL = ParsedParam("path or URL", _parse_path_or_url, "file")
 
 
 class NamedInErrors(click.Command):
@@ -131,9 +131,9 @@ def choice(option: str, values: Sequence[str], words: str, *, name: str | None =
     return click.option(option, *([name] if name else []), type=click.Choice(values), help=words, **more)
 
 
-def together(*options: Option) -> Option:
+def combine_options(*options: Option) -> Option:
     """Return these options as one, in this order."""
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 workers = count(
@@ -142,14 +142,14 @@ workers = count(
     most=MOST_WORKERS,
 )
 LOADER: tuple[Option, ...] = (
-    choice("--transform", NAMED, "Random or centre crops; none delivers the encoded bytes.", default="train"),
+    choice("--transform", CROPS, "Random or centre crops; none delivers the encoded bytes.", default="train"),
     count("--size", "Side of a crop.", 1, name="pixels", default=224),
     click.option("--batch-size", type=click.IntRange(min=1), default=256, help="Records in a batch."),
     value(
         "--shuffle",
         "WINDOW|none|global",
         "Shuffle window: a number of records, or bytes such as 2GiB.",
-        type=ParsedParam("shuffle", _shuffle),
+        type=ParsedParam("shuffle", _parse_shuffle),
         default="10000",
     ),
 )
@@ -161,7 +161,7 @@ def progress(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @choice(
         "--progress",
-        FORMS,
+        PROGRESS_FORMS,
         "Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
         name="form",
         default="auto",
@@ -169,12 +169,12 @@ def progress(command: Callable[..., Any]) -> Callable[..., Any]:
     @flag("--quiet", "Show no progress; same as --progress never.")
     @wraps(command)
     def with_progress(*arguments: Any, form: str, quiet: bool, **options: Any) -> Any:
-        return command(*arguments, progress=progress_in("never" if quiet else form), **options)
+        return command(*arguments, progress=make_progress("never" if quiet else form), **options)
 
     return with_progress
 
 
-cache = together(
+cache = combine_options(
     file(
         "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
     ),
@@ -185,13 +185,13 @@ cache = together(
     ),
 )
 """The options ``cache``, which a URL needs, and ``cache_limit``; a folder takes neither."""
-output = together(progress, json_option)
-work = together(workers, output)
+output = combine_options(progress, json_option)
+work = combine_options(workers, output)
 
 
 def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
     """Return ``--at-once``, ``--retries`` and ``--timeout``, the time ``without`` progress of a request."""
-    return together(
+    return combine_options(
         count("--at-once", "Number of files at the same time.", 1, most=256, default=at_once),
         count("--retries", "Number of times to retry a failed request.", most=1000, default=10),
         value(
@@ -205,7 +205,7 @@ def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
     )
 
 
-def transform_of(name: str, pixels: int) -> Transform | None:
+def make_transform(name: str, pixels: int) -> Transform | None:
     """Return the transform of that name; the evaluation crop is 7/8 of the shorter side, as 224 of 256."""
     from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform  # start-up time: OpenCV
 
@@ -214,13 +214,13 @@ def transform_of(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def check_replaced(*files: Path | None) -> None:
+def check_output_files(*files: Path | None) -> None:
     """Raise OperationError if a file cannot be written or replaced; called before the work begins.
 
     Raises UsageError if two of the files are the same.
     """
-    given = [file for file in files if file is not None]
-    for file in given:
+    paths = [file for file in files if file is not None]
+    for file in paths:
         if not file.parent.is_dir():
             raise OperationError("its folder does not exist; make it, or choose another path", path=file)
         if (file.parent / INDEX_NAME).exists():
@@ -230,7 +230,7 @@ def check_replaced(*files: Path | None) -> None:
         check_replaceable(file)
         if not os.access(file.parent, os.W_OK):
             raise OperationError("cannot be written; choose another path", path=file)
-        if sum(file.resolve() == other.resolve() for other in given) > 1:
+        if sum(file.resolve() == other.resolve() for other in paths) > 1:
             raise UsageError("is the path of two outputs; give each its own", path=file)
 
 
@@ -251,18 +251,19 @@ def cluster_executor(address: str | None) -> AbstractContextManager[Executor | N
     if address is None:
         return nullcontext()
     logging.disable(logging.CRITICAL)  # engines log tracebacks; failures are raised by the work anyway
-    return _ray(address) if address == "auto" or address.startswith("ray://") else _dask(address)
+    is_ray = address == "auto" or address.startswith("ray://")
+    return _ray_executor(address) if is_ray else _dask_executor(address)
 
 
 @contextmanager
-def _dask(address: str) -> Iterator[Executor]:
+def _dask_executor(address: str) -> Iterator[Executor]:
     try:
         import distributed  # start-up time, and only with the extra dask
     except ImportError as error:
         raise MissingExtra.of("--cluster tcp://", "Dask", "dask") from error
     engine: Any = distributed  # typed only where mypy finds it
     try:
-        _knock(address)
+        _check_reachable(address)
         client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except OSError as error:  # a TimeoutError, too
         raise OperationError(f"no Dask scheduler answers at {address}; check that it is running") from error
@@ -273,7 +274,7 @@ def _dask(address: str) -> Iterator[Executor]:
 
 
 @contextmanager
-def _ray(address: str) -> Iterator[Executor]:
+def _ray_executor(address: str) -> Iterator[Executor]:
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray starts a local cluster when this one is lost
     try:
         import ray  # start-up time, and only with the extra ray
@@ -281,7 +282,7 @@ def _ray(address: str) -> Iterator[Executor]:
         raise MissingExtra.of(f"--cluster {address}", "Ray", "ray") from error
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        _knock(address)
+        _check_reachable(address)
         for pause_s in (1, 3, 0):
             try:
                 ray.init(address, log_to_driver=False)
@@ -312,7 +313,7 @@ def _ray(address: str) -> Iterator[Executor]:
             ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise UsageError for an invalid address, OSError if nothing listens: engines would try for long."""
     if address == "auto":
         return

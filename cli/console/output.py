@@ -26,12 +26,12 @@ from shardprep.formats.storage.open import cached_place, datasets_in, read_colle
 
 EXIT_OPERATION_FAILED = 3
 
-MOST_IN_LINE = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
+MAX_LINE_CHARACTERS = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
 
 
 def say(text: str = "", *, err: bool = False) -> None:
     """Print a line, made printable: it may quote names from files."""
-    click.echo(printable(text, MOST_IN_LINE), err=err)
+    click.echo(printable(text, MAX_LINE_CHARACTERS), err=err)
 
 
 def next_step(*words: str | PurePath) -> str:
@@ -47,7 +47,7 @@ def fields(values: Mapping[str, object], indent: str = "  ") -> Iterator[str]:
         yield f"{indent}{name:<{width}}  {value}"
 
 
-def columns_text(columns: Mapping[str, str]) -> str | None:
+def format_columns(columns: Mapping[str, str]) -> str | None:
     return ", ".join(f"{name} ({kind})" for name, kind in columns.items()) or None
 
 
@@ -76,18 +76,18 @@ def json_option(command: Callable[..., Output]) -> Callable[..., int]:
         "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
     )
     @wraps(command)
-    def printed(*arguments: Any, as_json: bool, **options: Any) -> int:
-        done = command(*arguments, **options)
+    def print_output(*arguments: Any, as_json: bool, **options: Any) -> int:
+        output = command(*arguments, **options)
         if as_json:
-            print_json(done.json)
+            print_json(output.json)
         else:
-            done.print_lines()
-        return done.exit_code
+            output.print_lines()
+        return output.exit_code
 
-    return printed
+    return print_output
 
 
-def each_dataset(
+def for_each_dataset(
     folder: Path | str,
     work: Callable[[Any], Output],
     summary: Callable[[Mapping[str, Any]], str],
@@ -111,29 +111,29 @@ def each_dataset(
     elif not (places := datasets_in(folder)):
         return work(folder)
     results: dict[str, Any] = {}
-    found, codes, failed = [], set(), []
+    items, codes, failed = [], set(), []
     for name, place in places.items():
         try:
             if name in parts:
                 parts[name].manifest(Path(folder))  # raises if it is not the collection's part
-            done = work(place)
+            output = work(place)
         except (ShardprepError, OSError) as error:
-            failure = failure_of(error)
+            failure = describe_failure(error)
             failure.report(as_json=False)
             codes.add(failure.exit_code)
             failed.append(name)
-            found.append({"dataset": str(place), "path": str(place), "ok": False, "error": failure.to_json()})
+            items.append({"dataset": str(place), "path": str(place), "ok": False, "error": failure.to_json()})
             continue
-        results[name] = done.result
-        codes.add(done.exit_code)
-        found.append({"ok": done.exit_code == 0} | done.json)
+        results[name] = output.result
+        codes.add(output.exit_code)
+        items.append({"ok": output.exit_code == 0} | output.json)
         if not chosen["as_json"]:
-            done.print_lines()
+            output.print_lines()
     code = 1 if 1 in codes else max(codes)  # damage takes precedence over other failures
     line = f"{folder}: {summary(results) if results else 'nothing was done'}"
     if failed:
         line += f"; {', '.join(failed)} failed"
-    as_object = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
+    as_object = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: items, **about}
     return Output(as_object, [line, *fields(about)], code)
 
 
@@ -188,7 +188,7 @@ class Failure:
                 print_json({"error": self.to_json()})
 
 
-def failure_of(error: CommandError) -> Failure:
+def describe_failure(error: CommandError) -> Failure:
     match error:
         case ShardprepError():
             data = {
@@ -222,13 +222,13 @@ def failure_of(error: CommandError) -> Failure:
     return Failure("Interrupted", str(error), str(error), error.exit_code, {"signal": error.number})
 
 
-def asks_for_json(arguments: Sequence[str]) -> bool:
+def is_json_requested(arguments: Sequence[str]) -> bool:
     """Whether ``--json`` is among the arguments; errors while they are parsed are JSON, too."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
 
 
-FORMS = ("auto", "never", "plain", "bar")
+PROGRESS_FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
 FIRST_STATUS_S = 5.0
 SHARD_INTERVAL_S = 1.0
@@ -243,15 +243,15 @@ class CommandProgress(NoProgress):
         yield lambda text: None
 
 
-def progress_in(form: str) -> CommandProgress:
-    """Return the progress in one of FORMS: "auto" is a bar on a terminal, else lines."""
+def make_progress(form: str) -> CommandProgress:
+    """Return the progress in one of PROGRESS_FORMS: "auto" is a bar on a terminal, else lines."""
     if form == "auto":
         form = "bar" if sys.stderr.isatty() else "plain"
     kinds: dict[str, type[CommandProgress]] = {"bar": CommandBar, "plain": PlainProgress}
     return kinds.get(form, CommandProgress)()
 
 
-def stamped(text: str) -> None:
+def print_with_time(text: str) -> None:
     """Print a line of progress to stderr, if it can be written: a full log ends no command."""
     with suppress(OSError):
         say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
@@ -277,7 +277,7 @@ class PlainProgress(CommandProgress):
         self._shown = 0  # records or bytes in the last line
 
     def note(self, text: str) -> None:
-        stamped(text)
+        print_with_time(text)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
@@ -306,7 +306,7 @@ class PlainProgress(CommandProgress):
         left = round(pace.left_s())
         remaining = f"{timedelta(seconds=left)} left" if left else ""
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), remaining]
-        stamped(f"{self._title}: {', '.join(part for part in state if part)}")
+        print_with_time(f"{self._title}: {', '.join(part for part in state if part)}")
 
     @contextmanager
     def status(self) -> Iterator[Callable[[str], None]]:
@@ -316,6 +316,6 @@ class PlainProgress(CommandProgress):
             nonlocal due
             if time.monotonic() >= due:
                 due = time.monotonic() + self._interval_s
-                stamped(text)
+                print_with_time(text)
 
         yield show

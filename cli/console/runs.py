@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from shardprep.loaders.transforms.contract import Transform
 
 
-OF_A_RUN = ("batch_size", "shuffle", "seed", "world_size", "drop_last", "labels", "gaps")
+CARD_OPTIONS = ("batch_size", "shuffle", "seed", "world_size", "drop_last", "labels", "gaps")
 
 
-def _transform_name(text: str) -> str:
+def _parse_transform_name(text: str) -> str:
     module, colon, name = text.partition(":")
-    if text not in options.NAMED and not (colon and all(map(str.isidentifier, [*module.split("."), name]))):
-        raise ValueError(f"{text!r} is neither one of {', '.join(options.NAMED)} nor a package.module:name")
+    if text not in options.CROPS and not (colon and all(map(str.isidentifier, [*module.split("."), name]))):
+        raise ValueError(f"{text!r} is neither one of {', '.join(options.CROPS)} nor a package.module:name")
     return text
 
 
-TRANSFORM_NAME = options.ParsedParam("transform", _transform_name)
-"""One of NAMED, or the import path of a transform: "my.module:name"."""
+TRANSFORM_NAME = options.ParsedParam("transform", _parse_transform_name)
+"""One of CROPS, or the import path of a transform: "my.module:name"."""
 
 
 def typed_options() -> set[str]:
@@ -50,8 +50,8 @@ def typed_options() -> set[str]:
 def refuse_typed(parameters: Container[str], typed: Container[str], reason: str) -> None:
     """Raise click.UsageError if one of the running command's parameters is among both."""
     options = click.get_current_context().command.params
-    if found := [one.opts[0] for one in options if one.name in parameters and one.name in typed]:
-        raise click.UsageError(f"{', '.join(found)}: {reason}; leave it out")
+    if refused := [each.opts[0] for each in options if each.name in parameters and each.name in typed]:
+        raise click.UsageError(f"{', '.join(refused)}: {reason}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunOptions:
         from shardprep.loaders.loader.loader import Loader
         from shardprep.loaders.loader.run_card import differences
 
-        chosen = chosen_in(self.values["subset"], self.values["without"])
+        chosen = load_chosen(self.values["subset"], self.values["without"])
         if card is None:
             columns = self.values["columns"]
             return Loader(
@@ -81,9 +81,9 @@ class RunOptions:
                 transform=self._transform(),
                 on_bad_record="skip",
                 **chosen,
-                **{name: self.values[name] for name in ("rank", *OF_A_RUN)},
+                **{name: self.values[name] for name in ("rank", *CARD_OPTIONS)},
             )
-        refuse_typed(("pixels", *OF_A_RUN, "columns"), self.typed, "the card or state sets it")
+        refuse_typed(("pixels", *CARD_OPTIONS, "columns"), self.typed, "the card or state sets it")
         if "transform" in self.typed:
             chosen["transform"] = self._transform()
         if "rank" in self.typed:
@@ -95,16 +95,16 @@ class RunOptions:
                     f"the run used the dataset with the root {card.dataset}, not {opened.root}"
                 )
         loader = Loader(place, workers=0, **card.options(**chosen))
-        found = differences(card, loader.card())
+        differing = differences(card, loader.card())
         if "rank" in self.typed:
-            found.pop("rank", None)
-        versions = found.pop("versions", None)
-        if found:
+            differing.pop("rank", None)
+        versions = differing.pop("versions", None)
+        if differing:
             loader.close()
-            differing = "; ".join(
-                f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
+            changes = "; ".join(
+                f"its {name} was {was}, here it is {now}" for name, (was, now) in differing.items()
             )
-            raise click.UsageError(f"this dataset does not match the card or state: {differing}")
+            raise click.UsageError(f"this dataset does not match the card or state: {changes}")
         if versions and card.transform:
             say(f"note: the run used {versions[0]}, not {versions[1]}: pixels may differ", err=True)
         return loader
@@ -117,8 +117,8 @@ class RunOptions:
     def _transform(self) -> Transform | None:
         """Return the transform that was named; modules in the current folder are found, too."""
         text: str = self.values["transform"]
-        if text in options.NAMED:
-            return options.transform_of(text, self.values["pixels"])
+        if text in options.CROPS:
+            return options.make_transform(text, self.values["pixels"])
         module, _, name = text.partition(":")
         here = str(Path.cwd())
         sys.path.insert(0, here)
@@ -133,18 +133,18 @@ class RunOptions:
         return transform
 
 
-def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
+def load_chosen(subset: Path | None, without: Path | None) -> dict[str, Any]:
     """Return the record numbers, keys or masks in the files of chosen_options. Raises DataError, OSError."""
-    found = {}
+    arrays = {}
     for name, file in (("records", subset), ("without", without)):
         if file is not None:
             with errors_as_damage(file, "give an array, as numpy.save writes it"):
                 os.close(open_regular(file))  # opening a FIFO below would block
-                found[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
-    return found
+                arrays[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
+    return arrays
 
 
-chosen_options = options.together(
+chosen_options = options.combine_options(
     options.file("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask."),
     options.file(
         "--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask."

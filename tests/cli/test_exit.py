@@ -82,7 +82,7 @@ from shardprep.cli import main  # not app: libffi keeps a file open, which would
 def run(words):
     is_open = [os.path.samefile(f"/proc/self/fd/{n}", os.devnull) and os.get_inheritable(n) for n in range(3)]
     return 42 if all(is_open) else 1
-sys.modules["shardprep.cli.app"] = types.SimpleNamespace(run=run, failed=None, flush=int)
+sys.modules["shardprep.cli.app"] = types.SimpleNamespace(run=run, report_error=None, flush=int)
 main.main()
 """
 

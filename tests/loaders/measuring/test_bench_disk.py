@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.cli.commands.bench import sentence
+from shardprep.cli.commands.bench import disk_sentence
 from shardprep.formats import DataError, UnknownVersion, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
 from shardprep.loaders.measuring.disk import (
@@ -294,7 +294,7 @@ def test_a_foreign_file_and_a_later_version_are_refused(text: str, tmp_path: Pat
 
 def test_without_cold_rates_the_sentence_has_the_warm_one_only() -> None:
     no_cold = {"stream": Reads(None, rate(4e9)), "missing": Missing("tmpfs", None, None)}
-    said = sentence(replace(full_profile(), cold_method=None, **no_cold))
+    said = disk_sentence(replace(full_profile(), cold_method=None, **no_cold))
 
     assert "delivers 40,000 images/s warm" in said
     assert "cold" not in said
