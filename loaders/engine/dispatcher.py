@@ -39,9 +39,9 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Items, ResultRows, RowTask, StatusTable, unpack
+from shardprep.loaders.engine.messages import IDLE, Items, ResultRows, RowTask, StatusTable, unpack_error
 from shardprep.loaders.engine.trace import Trace
-from shardprep.loaders.engine.worker import main as work_on, shared_work
+from shardprep.loaders.engine.worker import run_worker, share_work
 
 
 @dataclass
@@ -61,14 +61,14 @@ class Worker:
     since: float = field(default_factory=monotonic)
 
 
-def cause_of(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """Describe an exit code: "SIGSEGV", "exit code 1"."""
     if code is None:
         return "something unknown"
     if code >= 0:
         return f"exit code {code}"
-    known = {int(number): number.name for number in signal.Signals}
-    return known.get(-code, f"signal {-code}")
+    names = {int(number): number.name for number in signal.Signals}
+    return names.get(-code, f"signal {-code}")
 
 
 MIN_START_TIMEOUT_S = 30.0  # the deadline is for one row, but starting also imports libraries
@@ -125,14 +125,14 @@ class SlowRecord(UserWarning):
 class BatchRequest:
     """The items of a batch, and its ``inputs``: values to write to the slot's input area, by offset.
 
-    ``written`` are rows in the input area that the workers write instead of the layout's fields. ``filled``
-    is called in any thread once the workers are done with the batch, unless its run ends first.
+    ``result_rows`` are rows in the input area that the workers write instead of the layout's fields.
+    ``on_filled`` is called in any thread once the workers are done with the batch, unless its run ends first.
     """
 
     items: Items
     inputs: tuple[tuple[int, PickledValue], ...] = ()
-    written: ResultRows | None = None
-    filled: Callable[[], object] | None = None
+    result_rows: ResultRows | None = None
+    on_filled: Callable[[], object] | None = None
 
     def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
         """Return the request with rows for results of a form, described in the items' ROW_COLUMNS.
@@ -143,12 +143,12 @@ class BatchRequest:
         if form is None or not len(self.items):
             return self
         piece, items = PickledValue.of(form), self.items
-        written = ResultRows(form, len(items), at, piece.size)
-        if written.end > room:
+        rows = ResultRows(form, len(items), at, piece.size)
+        if rows.end > room:
             return self
         items["row"], items["rows"] = range(len(items)), len(items)
         items["form_at"], items["form_size"] = at, piece.size
-        return replace(self, inputs=(*self.inputs, (at, piece)), written=written)
+        return replace(self, inputs=(*self.inputs, (at, piece)), result_rows=rows)
 
 
 Plan = Items | BatchRequest | Callable[[], object]
@@ -215,13 +215,13 @@ class Dispatcher:
         self.restarts = 0
         self.blocked = 0.0
         self.trace: Trace | None = None
-        self._work, self._main = shared_work(work)
+        self._work, self._main = share_work(work)
         self._leases = leases
         self.ring = ring
         self._status_table = status_table
         self._deadline = deadline
         self._locate = locate
-        self._served = self.run
+        self._served_run = self.run
         self._start_timeout = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
         self._failed_starts: Counter[int] = Counter()  # by worker, since it was last ready
         self._workers: dict[int, Worker] = {}
@@ -231,7 +231,7 @@ class Dispatcher:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
         # multiprocessing's Finalize runs before multiprocessing ends its remaining children
-        self._collected = Finalize(owner, self.close, exitpriority=10)
+        self._finalizer = Finalize(owner, self.close, exitpriority=10)
         try:
             self._thread.start()
             self.run.results.get()  # once the workers are started, or the thread has ended
@@ -267,11 +267,11 @@ class Dispatcher:
         finally:
             self.ended = True  # before the last use of `run`: a thread that sets `run` later sees this
             self.run.stop()
-            self._end()
+            self._end_workers()
 
     def _receive_events(self) -> None:
         began = monotonic()
-        waits = bool(self._served.plans) and not self._served.paused
+        waits = bool(self._served_run.plans) and not self._served_run.paused
         blocked = waits and not self._leases.has_lease and not self._leases.has_slot
         interval = min(POLL_INTERVAL_S, self._deadline / 4) if self._deadline else POLL_INTERVAL_S
         events = self._selector.select(interval)
@@ -305,17 +305,17 @@ class Dispatcher:
         elif answer is Answer.DONE:
             lease = self._leases.finish(worker.index, lease_id, rest)
             if (trace := self.trace) is not None:
-                trace.finished(worker.index, lease)
+                trace.record_finished(worker.index, lease)
         elif worker.ready:
             self._leases.fail(worker.index, lease_id, row, bytes(rest))
         else:
-            raise unpack(bytes(rest), "while opening the work")
+            raise unpack_error(bytes(rest), "while opening the work")
 
     def _replace(self, worker: Worker) -> None:
         code = self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
         if not worker.ready:
             self._refuse_failed_start(worker, code)
-        cause = cause_of(code)
+        cause = describe_exit(code)
         if worker.overdue:
             cause = f"{cause}, because it made no progress for {self._deadline} s"
         self._leases.lose(worker.index, *self._status_table.place(worker.index), cause)
@@ -332,7 +332,7 @@ class Dispatcher:
             raise error
         if is_last or (code is not None and code >= 0 and not worker.overdue):
             raise WorkerDied(
-                f"a worker ended before it was ready, by {cause_of(code)}; see what the workers wrote to stderr. "
+                f"a worker ended before it was ready, by {describe_exit(code)}; see what the workers wrote to stderr. "
                 "If the work is defined in the main script, put everything else in that script under "
                 '`if __name__ == "__main__":`'
             )
@@ -346,7 +346,7 @@ class Dispatcher:
     def _start_worker(self, index: int) -> None:
         self._status_table.lease[index] = IDLE
         process = SpawnedProcess(
-            work_on,
+            run_worker,
             name=f"shardprep-worker-{index}",
             main=self._main,
             index=index,
@@ -362,7 +362,7 @@ class Dispatcher:
         """Kill a worker that has timed out, and warn about a slow row."""
         limit = self._deadline if worker.ready else self._start_timeout
         now, place = monotonic(), self._status_table.place(worker.index)
-        if worker.ready and (place != worker.place or not self._leases.held(worker.index)):
+        if worker.ready and (place != worker.place or not self._leases.held_count(worker.index)):
             worker.place, worker.since, worker.reported = place, now, False
         elif limit is not None and now - worker.since >= limit and not worker.overdue:
             worker.overdue = True
@@ -377,9 +377,9 @@ class Dispatcher:
     def _switch_run(self) -> None:
         """Switch to the consumer's current run; a stopped run has no work."""
         run = self.run
-        if run is not self._served:
-            self._served.clear()
-            self._served = run
+        if run is not self._served_run:
+            self._served_run.clear()
+            self._served_run = run
         number = 0 if run.stopped else run.number
         if number != self._leases.run:
             self._leases.begin(number)
@@ -392,35 +392,35 @@ class Dispatcher:
         all_ready = all(worker.ready for worker in self._workers.values())
         for held in range(LEASES_PER_WORKER if all_ready else 1):
             for worker in self._workers.values():
-                if worker.ready and self._leases.held(worker.index) == held:
+                if worker.ready and self._leases.held_count(worker.index) == held:
                     self._lease_to(worker)
 
     def _lease_to(self, worker: Worker) -> None:
-        plans = self._served.plans
+        plans = self._served_run.plans
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
             plan = plans.popleft()
-            self.ring.load(self._leases.open(plan.items, plan.written, plan.filled), plan.inputs)
+            self.ring.load(self._leases.open(plan.items, plan.result_rows, plan.on_filled), plan.inputs)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
-                trace.leased(lease)
+                trace.record_sent(lease)
             with suppress(OSError):  # the worker has ended, which its channel will report
                 worker.process.channel.send(*pack_lease(lease))
 
     def _deliver(self) -> None:
         while batch := self._leases.deliver():
-            if batch.filled:
-                batch.filled()
+            if batch.on_filled:
+                batch.on_filled()
             if batch.failure:
                 self._leases.release(batch.slot)
                 lent = np.empty(0, np.uint8)
             else:
                 lent = self.ring.lend(batch.slot, self.bell.watch)
-            self._served.results.put((batch, lent))
+            self._served_run.results.put((batch, lent))
             del lent  # this frame would keep the slot
             if (trace := self.trace) is not None:
-                trace.delivered(self._served.results.qsize())
+                trace.record_delivered(self._served_run.results.qsize())
 
-    def _end(self) -> None:
+    def _end_workers(self) -> None:
         """Give the workers WORKER_EXIT_TIMEOUT_S to end by themselves, then kill them."""
         self._status_table.run[:] = 0
         for worker in self._workers.values():
@@ -438,4 +438,4 @@ class Dispatcher:
         self._work.close()
         self.ring.close()
         self._status_table.close()
-        self._collected.cancel()  # it refers to this object, whose error can refer to the owner
+        self._finalizer.cancel()  # it refers to this object, whose error can refer to the owner

@@ -30,7 +30,7 @@ from shardprep.loaders.engine.messages import (
     SkippedRow,
     StatusTable,
     fill_batch,
-    unpack,
+    unpack_error,
 )
 from shardprep.loaders.engine.trace import BatchWait, Trace
 
@@ -47,24 +47,23 @@ class Counts:
         """Return the sum with counts of the same thing; with ``sign`` -1, the difference."""
         own: Any = self
         names = {f.name for f in fields(own)} - self.CURRENT
-        found = {name: _combined(getattr(self, name), getattr(other, name), sign) for name in names}
-        return cast("Self", replace(own, **found))
+        sums = {name: _combine(getattr(self, name), getattr(other, name), sign) for name in names}
+        return cast("Self", replace(own, **sums))
 
     def since(self, before: Self) -> Self:
         """Return the counts since ``before``, earlier stats of the same object."""
         return self.plus(before, -1)
 
 
-def _combined(one: Any, other: Any, sign: int) -> Any:
-    if isinstance(one, Counts) and isinstance(other, Counts):
-        return one.plus(other, sign)
-    if isinstance(one, dict):
-        return one | {
-            name: _combined(one[name], value, sign) if name in one else value for name, value in other.items()
-        }
-    if isinstance(one, tuple):
-        return tuple(_combined(a, b, sign) for a, b in zip(one, other, strict=True))
-    return one + sign * other if isinstance(one, int | float) and not isinstance(one, bool) else one
+def _combine(value: Any, other: Any, sign: int) -> Any:
+    if isinstance(value, Counts) and isinstance(other, Counts):
+        return value.plus(other, sign)
+    if isinstance(value, dict):
+        sums = {name: _combine(value[name], other[name], sign) for name in value if name in other}
+        return value | other | sums
+    if isinstance(value, tuple):
+        return tuple(_combine(a, b, sign) for a, b in zip(value, other, strict=True))
+    return value + sign * other if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -289,21 +288,21 @@ class Engine(Owner, Closable):
         self._slots = slots
         self._describe = describe
         self._owner = owner
-        self._numbers = itertools.count(1)
+        self._run_numbers = itertools.count(1)
         self.meter = Meter()
         self.course = Course()
         self._closed = False
         self._status_table = StatusTable.of(max(1, workers), len(work.stages))
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
-        self._at_pause: EngineStats  # set with the first pause
+        self._paused_stats: EngineStats  # set with the first pause
         if workers:
             leases = Leases(
                 slots=slots,
                 workers=workers,
                 chunk=min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)),
                 ordered=ordered,
-                skip=[number.name for number in CRASHES if skip_crashes],
+                skip_causes=[number.name for number in CRASHES if skip_crashes],
             )
             self._dispatcher = Dispatcher(
                 work,
@@ -325,55 +324,55 @@ class Engine(Owner, Closable):
         and the row's description as a note; WorkerDied if three workers died at a row; errors of the plans.
         Starting another run ends an unfinished one, which then raises UsageError.
         """
-        drawn = BatchPlans(plans)
+        batch_plans = BatchPlans(plans)
         self.refuse_closed()
         self.refuse_forked(self._owner)  # the parent's workers keep changing the slots
         if self._dispatcher is None:
-            yield from self._run_here(drawn)
+            yield from self._run_in_thread(batch_plans)
         else:
-            yield from self._run_there(drawn, self._dispatcher)
+            yield from self._run_in_workers(batch_plans, self._dispatcher)
 
     def refuse_closed(self) -> None:
         """Raise UsageError after :meth:`close`."""
         if self._closed:
             raise UsageError(f"this {self._owner} is closed; make a new one")
 
-    def _run_here(self, plans: BatchPlans) -> Iterator[EngineBatch]:
-        run, cpu = next(self._numbers), CpuClock()
+    def _run_in_thread(self, plans: BatchPlans) -> Iterator[EngineBatch]:
+        run, cpu = next(self._run_numbers), CpuClock()
         try:
             with self._work.open(self._status_table.clock[0]) as fill:
                 for number in itertools.count():
                     drawn = tuple(plans.draw(1))
                     if not plans.claim():
                         return
-                    yield self._filled_here(fill, cpu, run, number, *drawn)
+                    yield self._fill_in_thread(fill, cpu, run, number, *drawn)
         finally:
             self.meter.pause()
 
-    def _filled_here(
+    def _fill_in_thread(
         self, fill: Fill, cpu: CpuClock, run: int, number: int, request: BatchRequest
     ) -> EngineBatch:
         items = request.items
         began, before = perf_counter(), cpu.read()
-        batch = fill_batch(fill, number, items, layout=self.layout, where=self._where)
-        if request.filled:
-            request.filled()
+        batch = fill_batch(fill, number, items, layout=self.layout, describe_row=self._describe_row)
+        if request.on_filled:
+            request.on_filled()
         ended = perf_counter()
         self._status_table.filling[0] += ended - began
         self._status_table.cpu[0] += cpu.read() - before
         wait = BatchWait(run, number, len(items), began, ended, ended)
         self._count(wait, ready=0)
         if (trace := self._trace) is not None:
-            trace.filled_here(wait)
+            trace.record_filled(wait)
         return batch
 
     def _count(self, wait: BatchWait, *, ready: int) -> None:
         self.meter.count(wait)
         self.course.add(wait.rows, ready=ready, waited=wait.got - wait.began)
 
-    def _run_there(self, plans: BatchPlans, dispatcher: Dispatcher) -> Iterator[EngineBatch]:
+    def _run_in_workers(self, plans: BatchPlans, dispatcher: Dispatcher) -> Iterator[EngineBatch]:
         dispatcher.run.stop()
-        run = dispatcher.run = EngineRun(next(self._numbers))
+        run = dispatcher.run = EngineRun(next(self._run_numbers))
         if dispatcher.ended:  # perhaps before it saw this run
             run.stop()
         try:
@@ -408,18 +407,18 @@ class Engine(Owner, Closable):
         leased, memory = result
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
-            raise self._error_of(leased, leased.failure, number)
+            raise self._row_error(leased, leased.failure, number)
         copy = not dispatcher.ring.may_keep(memory)
-        batch = self._assembled(leased, memory, copy=copy)
+        batch = self._assemble(leased, memory, copy=copy)
         wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
-            trace.received(wait, run.results.qsize())
+            trace.record_received(wait, run.results.qsize())
         return batch
 
-    def _assembled(self, leased: LeasedBatch, memory: Memory, *, copy: bool) -> EngineBatch:
+    def _assemble(self, leased: LeasedBatch, memory: Memory, *, copy: bool) -> EngineBatch:
         """Return the batch in ``memory``, or, if ``copy``, a copy of it."""
-        layout, written = self.layout, leased.written
+        layout, rows = self.layout, leased.result_rows
         payloads: dict[int, object] = {}
         skipped = dict(leased.left_out)
         for part in sorted(leased.outcomes, key=attrgetter("first")):
@@ -430,17 +429,17 @@ class Engine(Owner, Closable):
                 else:
                     payloads[row] = outcome
         arrays = layout.arrays(memory, len(leased.items), copy=copy)
-        if written is not None:
-            arrays |= written.arrays(layout.input_area(memory), copy=copy)
+        if rows is not None:
+            arrays |= rows.arrays(layout.input_area(memory), copy=copy)
         size = sum(part.nbytes for part in leased.outcomes)
-        form = written and written.form
+        form = rows and rows.form
         skipped = dict(sorted(skipped.items()))
         return EngineBatch(leased.number, leased.items, arrays, payloads, skipped, size, form)
 
-    def _error_of(self, leased: LeasedBatch, failure: RowFailure, number: int) -> BaseException:
+    def _row_error(self, leased: LeasedBatch, failure: RowFailure, number: int) -> BaseException:
         item = leased.items[failure.row]
         if failure.error:
-            return unpack(failure.error, self._where(failure.row, number, item))
+            return unpack_error(failure.error, self._describe_row(failure.row, number, item))
         return WorkerDied(
             f"{MAX_ROW_FAILURES} workers ended at it, the last by {failure.cause}. After SIGKILL, give more memory or a "
             "longer deadline; otherwise run that work in a separate program to find the cause. Or leave it out: from "
@@ -448,14 +447,14 @@ class Engine(Owner, Closable):
             key=self._describe(item),
         )
 
-    def _where(self, row: int, number: int, item: Any) -> str:
+    def _describe_row(self, row: int, number: int, item: Any) -> str:
         return f"at row {row} of batch {number}: {printable(self._describe(item))}"
 
     def stats(self) -> EngineStats:
         """Return the counts so far. Thread-safe."""
         meter, table, dispatcher = self.meter, self._status_table, self._dispatcher
         if dispatcher and dispatcher.run.paused:  # workers are busy with batches that nobody has asked for
-            return self._at_pause
+            return self._paused_stats
         return EngineStats(
             **meter.counts,
             blocked=dispatcher.blocked if dispatcher else 0.0,
@@ -491,7 +490,7 @@ class Engine(Owner, Closable):
     def pause(self) -> None:
         """Do not count the time until the next batch is asked for: as elapsed, blocked or a step."""
         self.meter.pause()
-        self._at_pause = self.stats()
+        self._paused_stats = self.stats()
         if self._dispatcher:
             run = self._dispatcher.run
             run.paused, run.first = True, run.due

@@ -55,9 +55,9 @@ class LeasedBatch:
     number: int
     slot: int
     items: Items
-    missing: int
-    written: ResultRows | None = None
-    filled: Callable[[], object] | None = None
+    missing_rows: int
+    result_rows: ResultRows | None = None
+    on_filled: Callable[[], object] | None = None
     outcomes: list[LeaseOutcomes] = field(default_factory=list)
     left_out: dict[int, str] = field(default_factory=dict)
     failure: RowFailure | None = None
@@ -68,23 +68,23 @@ class Leases:
 
     ``chunk`` is the maximum number of rows per lease. Unless ``ordered``, a batch is due as soon as it is
     finished. A row at which MAX_ROW_FAILURES workers have died fails its batch, or is left out of it if all
-    died of one of the causes to ``skip``.
+    died of one of the ``skip_causes``.
     """
 
     def __init__(
-        self, *, slots: int, workers: int, chunk: int, ordered: bool = True, skip: Container[str] = ()
+        self, *, slots: int, workers: int, chunk: int, ordered: bool = True, skip_causes: Container[str] = ()
     ) -> None:
         self.run = 0
         self._ordered = ordered
-        self._skip = skip
+        self._skip_causes = skip_causes
         self._chunk = chunk
         self._slots = slots
         self._occupied: set[int] = set()  # by a batch in progress, or one that the consumer holds
         self._held: list[dict[int, Lease]] = [{} for _ in range(workers)]
         self._ids = itertools.count(1)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._opened = 0
         self._due = 0
         self._batches: dict[int, LeasedBatch] = {}
@@ -94,7 +94,7 @@ class Leases:
     def begin(self, run: int) -> None:
         """Abandon all batches of the previous run. Their slots become free as their leases return."""
         self._occupied.difference_update(batch.slot for batch in self._batches.values())
-        self._forget()
+        self._reset()
         self.run = run
 
     @property
@@ -116,21 +116,21 @@ class Leases:
         return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
     def open(
-        self, items: Items, written: ResultRows | None = None, filled: Callable[[], object] | None = None
+        self, items: Items, rows: ResultRows | None = None, on_filled: Callable[[], object] | None = None
     ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
-        batch = LeasedBatch(self._opened, self._free_slots()[0], items, len(items), written, filled)
+        batch = LeasedBatch(self._opened, self._free_slots()[0], items, len(items), rows, on_filled)
         self._occupied.add(batch.slot)
         self._opened += 1
         self._batches[batch.number] = batch
         share = -(-len(items) // len(self._held))  # per worker; with halves, a fast worker can take a third
-        rows = max(1, min(self._chunk, share if share <= 8 else -(-share // 2)))
-        for first in range(0, len(items), rows):
-            part = items[first : first + rows]
+        size = max(1, min(self._chunk, share if share <= 8 else -(-share // 2)))
+        for first in range(0, len(items), size):
+            part = items[first : first + size]
             self._waiting.append(Lease(next(self._ids), self.run, batch.number, batch.slot, first, part))
         return batch.slot
 
-    def held(self, worker: int) -> int:
+    def held_count(self, worker: int) -> int:
         return len(self._held[worker])
 
     def item(self, worker: int, lease_id: int, row: int) -> Any:
@@ -144,7 +144,7 @@ class Leases:
         The last leases go to idle workers only: behind another lease they could wait for a slow row.
         """
         enough = 1 if self.wants_batch else LEASES_PER_WORKER
-        if not self._waiting or self.held(worker) >= enough:
+        if not self._waiting or self.held_count(worker) >= enough:
             return None
         lease = self._waiting.popleft()
         self._held[worker][lease.id] = lease
@@ -155,7 +155,7 @@ class Leases:
         lease = self._held[worker].pop(lease_id)
         if batch := self._batch_of(lease):
             batch.outcomes.append(LeaseOutcomes(lease.first, len(lease.items), message))
-            batch.missing -= len(lease.items)
+            batch.missing_rows -= len(lease.items)
         return lease
 
     def fail(self, worker: int, lease_id: int, row: int, error: bytes) -> None:
@@ -166,17 +166,19 @@ class Leases:
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
         """Reassign the leases of a worker that died, at ``row`` of the lease if it holds that one."""
         lost, self._held[worker] = self._held[worker], {}
-        again: list[Lease] = []
+        reassigned: list[Lease] = []
         for lease in lost.values():
             if (batch := self._batch_of(lease)) and not batch.failure:
-                again += self._after_death(batch, lease, row, cause) if lease.id == lease_id else [lease]
-        self._waiting.extendleft(reversed(again))
+                reassigned += (
+                    self._replacements(batch, lease, row, cause) if lease.id == lease_id else [lease]
+                )
+        self._waiting.extendleft(reversed(reassigned))
 
     def deliver(self) -> LeasedBatch | None:
         """Return the batch that is due, if it is finished or has failed; the receiver then owns its slot."""
         due = [self._batches[self._due]] if self._due in self._batches else []
         for batch in due if self._ordered else self._batches.values():
-            if batch.failure or not batch.missing:
+            if batch.failure or not batch.missing_rows:
                 self._due += 1
                 return self._batches.pop(batch.number)
         return None
@@ -185,18 +187,18 @@ class Leases:
         """Free the slot of a delivered batch that its receiver has dropped or never took."""
         self._occupied.discard(slot)
 
-    def _after_death(self, batch: LeasedBatch, lease: Lease, row: int, cause: str) -> list[Lease]:
+    def _replacements(self, batch: LeasedBatch, lease: Lease, row: int, cause: str) -> list[Lease]:
         """Return the leases to give in place of one at whose row a worker died."""
         row = _row_of_batch(lease, row)
         causes = self._failures[lease.batch, row]
         causes.append(cause)
         if len(causes) < MAX_ROW_FAILURES:
             return [lease]
-        if not all(each in self._skip for each in causes):
+        if not all(each in self._skip_causes for each in causes):
             self._fail(lease, RowFailure(row, cause=cause))
             return []
         batch.left_out[row] = f"its workers crashed by {cause}"
-        batch.missing -= 1
+        batch.missing_rows -= 1
         place = row - lease.first
         parts = (lease.first, lease.items[:place]), (row + 1, lease.items[place + 1 :])
         return [replace(lease, id=next(self._ids), first=n, items=part) for n, part in parts if len(part)]

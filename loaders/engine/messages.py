@@ -97,11 +97,11 @@ class OutcomeWriter:
     def add(self, outcome: object) -> None:
         """Add the outcome of the next row."""
         if self._room is not None and outcome is self._room:
-            self._put(b"", self._room)
+            self._add_entry(b"", self._room)
         elif outcome is not None:
             form, body = _encode(outcome)
-            _lay(body, memory := self.room(body.size))
-            self._put(form, memory)
+            _write_body(body, memory := self.room(body.size))
+            self._add_entry(form, memory)
         self._room = None
         self.rows += 1
 
@@ -111,7 +111,7 @@ class OutcomeWriter:
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
 
-    def _put(self, form: bytes, body: Memory) -> None:
+    def _add_entry(self, form: bytes, body: Memory) -> None:
         end = self._used + body.size
         if end <= self._spare.size:
             at, self._used = self._used, round_up(end)
@@ -157,7 +157,7 @@ class LeaseOutcomes:
             yield self.first + row, _decode(form, memory[start : start + size], copy=copy)
 
 
-def _lay(body: Memory | PickledValue, memory: Memory) -> None:
+def _write_body(body: Memory | PickledValue, memory: Memory) -> None:
     if isinstance(body, PickledValue):
         body.write(memory)
     else:
@@ -191,7 +191,7 @@ def _form(array: npt.NDArray[Any]) -> bytes:
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
 
 
-Reported = TypeVar("Reported", bound=ShardprepError)
+ReportedError = TypeVar("ReportedError", bound=ShardprepError)
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # a traceback line that is neither code nor a note
 
@@ -200,7 +200,7 @@ class WorkFailed(OperationError):
     """A worker raised an exception that cannot be pickled; a note contains its traceback."""
 
 
-def pack(error: BaseException) -> bytes:
+def pack_error(error: BaseException) -> bytes:
     """Pack the exception with its traceback as text, or only the text if it cannot be pickled.
 
     Exits and interruptions become text, too: raised again, they would silently end the training process.
@@ -217,17 +217,17 @@ def pack(error: BaseException) -> bytes:
     return dumps((packed, text))
 
 
-def unpack(data: bytes, where: str) -> BaseException:
+def unpack_error(data: bytes, where: str) -> BaseException:
     """Return the exception, or a WorkFailed, with ``where`` and the worker's traceback in a note."""
     packed, text = loads(data)
     with suppress(Exception):
         error: Exception = loads(packed)
         error.add_note(f"In a worker, {where}:\n{text}")
         return error
-    return reported(WorkFailed, f"in a worker, {where}", text)
+    return make_error(WorkFailed, f"in a worker, {where}", text)
 
 
-def reported(kind: type[Reported], what: str, report: str) -> Reported:
+def make_error(kind: type[ReportedError], what: str, report: str) -> ReportedError:
     """Return an error with the last exception in a report, and the whole report as a note."""
     lines = report.splitlines() or [""]
     error = kind(f"{what}: {next(filter(_EXCEPTION.match, reversed(lines)), lines[-1])}")
@@ -374,11 +374,13 @@ class EngineBatch:
         return self.form.make_row({name: array[row, ...] for name, array in self.arrays.items()})
 
 
-Where = Callable[[int, int, Any], str]  # row, number of its batch, item
+DescribeRow = Callable[[int, int, Any], str]  # row, number of its batch, item
 
 
-def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
-    """Fill a batch in new memory; a note adds ``where`` to an exception of the work."""
+def fill_batch(
+    fill: Fill, number: int, items: Items, *, layout: SlotLayout, describe_row: DescribeRow
+) -> EngineBatch:
+    """Fill a batch in new memory; a note adds the row to an exception of the work."""
     size = layout.offsets[-1]
     arrays = layout.arrays(allocate_aligned(size), len(items)) if size else {}
     payloads: dict[int, object] = {}
@@ -392,11 +394,11 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
                 skipped[done] = outcome.reason
             elif outcome is not None:
                 form, body = _encode(outcome)
-                _lay(body, memory := allocate_aligned(body.size))
+                _write_body(body, memory := allocate_aligned(body.size))
                 payloads[done] = _decode(form, memory, copy=False)
             done += 1
     except Exception as error:
         row = min(done, len(items) - 1)
-        error.add_note(f"In the calling thread, {where(row, number, items[row])}")
+        error.add_note(f"In the calling thread, {describe_row(row, number, items[row])}")
         raise
     return EngineBatch(number, items, arrays, payloads, skipped)

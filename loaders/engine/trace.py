@@ -50,7 +50,7 @@ class BatchWait(NamedTuple):
 Event = dict[str, Any]
 
 
-def _place(track: int) -> Event:
+def _track_ids(track: int) -> Event:
     return {"pid": os.getpid(), "tid": track}
 
 
@@ -70,41 +70,41 @@ class Trace:
         self.pauses: deque[float] = deque(maxlen=keep)
         self.began = perf_counter()
         self._clock = clock
-        self._read = clock.copy()
-        self._free = [self.began] * len(clock)
-        self._sent: dict[int, float] = {}  # by lease
+        self._last_clock = clock.copy()
+        self._free_since = [self.began] * len(clock)
+        self._sent_at: dict[int, float] = {}  # by lease
 
-    def leased(self, lease: Lease) -> None:
+    def record_sent(self, lease: Lease) -> None:
         """Record that the lease was sent to a worker, perhaps again."""
-        self._sent[lease.id] = perf_counter()
+        self._sent_at[lease.id] = perf_counter()
 
-    def finished(self, worker: int, lease: Lease) -> None:
+    def record_finished(self, worker: int, lease: Lease) -> None:
         """Record that the worker has finished the lease; one sent before the trace began is left out."""
-        now, began, stages = perf_counter(), self._free[worker], self._spent(worker)
-        self._free[worker] = now
-        if (sent := self._sent.pop(lease.id, None)) is not None:
+        now, began, stages = perf_counter(), self._free_since[worker], self._stage_seconds(worker)
+        self._free_since[worker] = now
+        if (sent := self._sent_at.pop(lease.id, None)) is not None:
             place = worker, lease.run, lease.batch, lease.first, len(lease.items)
             self.leases.append(LeaseSpan(*place, max(sent, began), now, stages))
 
-    def filled_here(self, wait: BatchWait) -> None:
+    def record_filled(self, wait: BatchWait) -> None:
         """Record that the consumer's thread has filled the batch."""
         place = 0, wait.run, wait.batch, 0, wait.rows
-        self.leases.append(LeaseSpan(*place, wait.began, wait.ended, self._spent(0)))
+        self.leases.append(LeaseSpan(*place, wait.began, wait.ended, self._stage_seconds(0)))
         self.receptions.append(wait)
 
-    def received(self, reception: BatchWait, ready: int) -> None:
+    def record_received(self, reception: BatchWait, ready: int) -> None:
         """Record that the consumer has the batch, and how many more are ready."""
         self.receptions.append(reception)
         self.ready.append((reception.got, ready))
 
-    def delivered(self, ready: int) -> None:
+    def record_delivered(self, ready: int) -> None:
         """Record how many batches are ready after one was added."""
         self.ready.append((perf_counter(), ready))
 
-    def _spent(self, worker: int) -> tuple[float, ...]:
+    def _stage_seconds(self, worker: int) -> tuple[float, ...]:
         now = self._clock[worker].copy()
-        spent = np.maximum(0.0, now - self._read[worker])
-        self._read[worker] = now
+        spent = np.maximum(0.0, now - self._last_clock[worker])
+        self._last_clock[worker] = now
         return tuple(spent.tolist())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -127,16 +127,16 @@ class Trace:
             yield self._metadata(track, "thread_name", name=name)
             yield self._metadata(track, "thread_sort_index", sort_index=track)
         for lease in leases:
-            yield from self._lease(lease)
-        yield from self._consumer()
+            yield from self._lease_events(lease)
+        yield from self._consumer_events()
         for at, batches in list(self.ready):
-            event = _place(CONSUMER) | {"ph": "C", "ts": self._ns(at) / 1e3}
+            event = _track_ids(CONSUMER) | {"ph": "C", "ts": self._ns(at) / 1e3}
             yield event | {"name": "ready batches", "args": {"batches": batches}}
 
     def _metadata(self, track: int, kind: str, **args: object) -> Event:
-        return _place(track) | {"ph": "M", "name": kind, "args": args}
+        return _track_ids(track) | {"ph": "M", "name": kind, "args": args}
 
-    def _lease(self, lease: LeaseSpan) -> Iterator[Event]:
+    def _lease_events(self, lease: LeaseSpan) -> Iterator[Event]:
         """Yield the lease's event and, inside it, an event per stage that covers all its rows."""
         track, began, ended = lease.worker + 1, self._ns(lease.began), self._ns(lease.ended)
         args = {"run": lease.run, "batch": lease.batch, "first": lease.first, "rows": lease.rows}
@@ -150,7 +150,7 @@ class Trace:
                 yield self._span(track, "stage", name, began, began + part, {"batch": lease.batch})
             began += part
 
-    def _consumer(self) -> Iterator[Event]:
+    def _consumer_events(self) -> Iterator[Event]:
         """Yield the events of waiting, hand-over and step; there is no step between two epochs."""
         receptions, pauses = list(self.receptions), list(self.pauses)
         for reception in receptions:
@@ -167,7 +167,7 @@ class Trace:
 
     def _span(self, track: int, kind: str, name: str, began: int, ended: int, args: Event) -> Event:
         times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
-        return _place(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
+        return _track_ids(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
 
     def _ns(self, seconds: float) -> int:
         """Nanoseconds since the start, as an integer so that rounding preserves the nesting of events."""

@@ -24,12 +24,20 @@ from shardprep.formats.runtime.processes import (
 from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
 from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
-from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack
+from shardprep.loaders.engine.messages import (
+    IDLE,
+    CpuClock,
+    Fill,
+    OutcomeWriter,
+    RowTask,
+    StatusTable,
+    pack_error,
+)
 
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
 
-def shared_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
+def share_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
     """Pickle the work into shared memory; return this, and where the main module is if the work needs it.
 
     The pipe through which multiprocessing prepares a child holds 64 KiB: with more data, the start would wait
@@ -38,8 +46,8 @@ def shared_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
     """
     has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
     try:
-        dumped = pickle_for_process(work, with_main=has_file)
-        if dumped.needs_main and not has_file:
+        pickled = pickle_for_process(work, with_main=has_file)
+        if pickled.needs_main and not has_file:
             raise ImportError(UNIMPORTABLE)
     except UsageError:
         raise
@@ -47,12 +55,12 @@ def shared_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
         raise UsageError(
             f"the work cannot be sent to the workers ({error}): {PICKLING_ADVICE}, or work without processes (workers=0)"
         ) from error
-    ring = SlotRing(SlotLayout(0, (), inputs=len(dumped.data)), slots=1)
-    ring.layout.input_area(ring.memory(0))[:] = np.frombuffer(dumped.data, np.uint8)
-    return ring, main_module() if dumped.needs_main else {}
+    ring = SlotRing(SlotLayout(0, (), inputs=len(pickled.data)), slots=1)
+    ring.layout.input_area(ring.memory(0))[:] = np.frombuffer(pickled.data, np.uint8)
+    return ring, main_module() if pickled.needs_main else {}
 
 
-def main(
+def run_worker(
     channel: Channel,
     *,
     main: Mapping[str, str],
@@ -65,12 +73,12 @@ def main(
     with ExitStack() as opened:
         try:
             import_main(main)
-            received: RowTask = loads(work.layout.input_area(work.memory(0)).data)
+            task: RowTask = loads(work.layout.input_area(work.memory(0)).data)
             use_one_thread()
             keep_freed_memory()
-            fill = opened.enter_context(received.open(status_table.clock[index]))
+            fill = opened.enter_context(task.open(status_table.clock[index]))
         except Exception as error:  # raised again in the process that waits for the work
-            _send(channel, pack_answer(Answer.FAILED), pack(error))
+            _send(channel, pack_answer(Answer.FAILED), pack_error(error))
             return
         gc.freeze()  # a collection no longer traverses what was imported: 1.5 % of the CPU of small crops
         _send(channel, pack_answer(Answer.READY))
@@ -78,8 +86,8 @@ def main(
         spent = cpu.read()
         while (message := channel.receive()) is not None:
             got = perf_counter()
-            lease = unpack_lease(message, received.item_dtype)
-            _send(channel, *_answer(lease, fill, ring, status_table, index))
+            lease = unpack_lease(message, task.item_dtype)
+            _send(channel, *_fill_lease(lease, fill, ring, status_table, index))
             # After the answer: if a worker dies before answering, it died at this lease.
             status_table.lease[index] = IDLE
             status_table.waiting[index] += got - began
@@ -89,7 +97,7 @@ def main(
             status_table.cpu[index] += spent - before
 
 
-def _answer(
+def _fill_lease(
     lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int
 ) -> tuple[Part, ...]:
     """Fill the lease's rows, until its run is over, and return the parts of the answer."""
@@ -100,19 +108,19 @@ def _answer(
         arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
         if layout.inputs:
             arrays[INPUTS] = layout.input_area(memory)
-        packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
+        writer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
         status_table.row[index] = 0
         status_table.lease[index] = lease.id
         if status_table.run[index] == lease.run:
-            for _, outcome in zip(range(rows), fill(lease.items, arrays, packer.room), strict=True):
-                packer.add(outcome)
-                status_table.row[index] = packer.rows
+            for _, outcome in zip(range(rows), fill(lease.items, arrays, writer.room), strict=True):
+                writer.add(outcome)
+                status_table.row[index] = writer.rows
                 if status_table.run[index] != lease.run:
                     break
     except BaseException as error:  # raised again, or reported, in the process that waits for this row
         _, row = status_table.place(index)
-        return pack_answer(Answer.FAILED, lease.id, row), pack(error)
-    return pack_answer(Answer.DONE, lease.id), *packer.parts()
+        return pack_answer(Answer.FAILED, lease.id, row), pack_error(error)
+    return pack_answer(Answer.DONE, lease.id), *writer.parts()
 
 
 def _send(channel: Channel, *parts: Part) -> None:

@@ -29,8 +29,8 @@ from shardprep.loaders.engine.messages import (
     Items,
     RowWriter,
     SkippedRow,
-    pack,
-    unpack,
+    pack_error,
+    unpack_error,
 )
 from shardprep.loaders.flow.map import Map
 from shardprep.loaders.flow.node import Fetch, Function, Node, PassContext, PassResources, Step, share_numbers
@@ -185,7 +185,7 @@ def outcome_of(result: Any) -> object:
 def unpack_result(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
     if isinstance(payload, PackedError):
-        error = unpack(payload.packed, where())
+        error = unpack_error(payload.packed, where())
         # a generator cannot raise StopIteration
         raise RuntimeError("\n".join(error.__notes__)) if isinstance(error, StopIteration) else error
     return bytes(payload) if isinstance(payload, memoryview) else payload
@@ -245,7 +245,7 @@ class MapWork:
                     rows = [array[row, ...] for array in declared]
                     outcome = self._outcome(self.function(value, *rng), rows, writer, place)
             except BaseException as error:  # SystemExit, too: reported after the results before it
-                outcome = PickledValue.of(PackedError(pack(error)))
+                outcome = PickledValue.of(PackedError(pack_error(error)))
             receiving, fetching = receiving + got - began, fetching + fetched - got
             mapping += perf_counter() - fetched
             yield outcome

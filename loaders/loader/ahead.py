@@ -311,9 +311,9 @@ class EpochFeed(Owner):
             with self._lock:
                 self._in_flight.append((shards, held))
             self._has_begun = True
-        yield replace(request, filled=partial(self._filled, step))
+        yield replace(request, on_filled=partial(self._release_step, step))
 
-    def _filled(self, step: int) -> None:
+    def _release_step(self, step: int) -> None:
         """Release the shards of a batch; batches are filled in the order of their requests."""
         if self._release_first():  # otherwise another thread has closed the feed
             steps = self._uses.firsts, self._turns

@@ -580,7 +580,7 @@ class Loader(Owner, Closable):
         work = replace(self._work, observe=observe)
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
-            batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)
+            batch = fill_batch(fill, step, items, layout=self.engine.layout, describe_row=_describe_row)
         parts, _, _ = self._parts(Results(self._work.transform, room=0), batch)
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
@@ -685,5 +685,5 @@ class Loader(Owner, Closable):
         self.dataset.close()
 
 
-def _where(row: int, step: int, item: Any) -> str:
+def _describe_row(row: int, step: int, item: Any) -> str:
     return f"at row {row} of step {step}: {printable(described(item))}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from shardprep.formats.errors import OperationError
-from shardprep.loaders.engine.messages import reported
+from shardprep.loaders.engine.messages import make_error
 from shardprep.loaders.machines.codec import FrameDamaged
 
 T = TypeVar("T")
@@ -355,7 +355,7 @@ class Ledger(Generic[T]):
             return None
         texts = self._failures[step]
         is_final = not self._windows or (step == self.steps.due and len(texts) >= MAX_FAILURES)
-        return reported(SenderFailed, "a step of this pass cannot be made", texts[0]) if is_final else None
+        return make_error(SenderFailed, "a step of this pass cannot be made", texts[0]) if is_final else None
 
     def expire(self, now: float) -> None:
         """Suspend peers with expired leases if another peer can take over."""
@@ -475,7 +475,7 @@ class Shares(Ledger[T]):
         if (share := self.open.pop(peer, None)) is None or share.name in self._ended:
             return
         if reason:
-            self._failure = self._failure or reported(SenderFailed, f"sender {share.name} failed", reason)
+            self._failure = self._failure or make_error(SenderFailed, f"sender {share.name} failed", reason)
         elif share.arrived:
             self._fail(
                 f"sender {share.name} disconnected after {share.arrived} batches, before the end of its epoch; "

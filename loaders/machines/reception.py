@@ -22,7 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
-from shardprep.loaders.engine.messages import reported
+from shardprep.loaders.engine.messages import make_error
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head, unpack_batch
 from shardprep.loaders.machines.keys import ReceiverAuth
@@ -353,7 +353,7 @@ class Reception:
         elif head.kind == FrameKind.ERROR:
             work, text = wire.read_step(head), wire.text_in(head.description, "text")
             self.ledger.fail(address, *self._step_of(work), text)
-            failure = reported(SenderFailed, f"sender {sender.hello.name} failed", text)
+            failure = make_error(SenderFailed, f"sender {sender.hello.name} failed", text)
             log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
         else:

@@ -362,7 +362,7 @@ class Course:
 
     def place(self, over: Ranks, records: int) -> int:
         """The place of the epoch that all ranks have reached."""
-        return self.at.add_passed(self.reached(over, records)) if self.done else self.at.start
+        return self.at.outside(self.reached(over, records)) if self.done else self.at.start
 
     def is_over(self, over: Ranks, records: int) -> bool:
         return self.is_ended or self.reached(over, records) == self.stop(over, records)

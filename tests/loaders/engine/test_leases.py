@@ -142,7 +142,7 @@ def test_a_row_that_ends_three_workers_fails_its_batch_but_not_the_one_before() 
 
 @pytest.mark.parametrize("row", [0, 2, 4])
 def test_a_row_that_only_crashes_workers_may_be_left_out_of_its_batch(row: int) -> None:
-    table = Leases(slots=1, workers=2, chunk=5, skip={"SIGSEGV"})
+    table = Leases(slots=1, workers=2, chunk=5, skip_causes={"SIGSEGV"})
     table.begin(1)
     table.open(np.arange(20))
 
