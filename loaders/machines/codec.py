@@ -87,13 +87,13 @@ def pack_batch(batch: Any, number: int = 0) -> list[Buffer]:
     alias the batch, so it must not change until they are sent. Raises UsageError for any other batch.
     """
     buffers: list[Buffer] = []
-    description = _described(batch, buffers, 0)
-    return [_head(FrameKind.DATA, number, description, len(buffers)), *buffers]
+    description = _describe(batch, buffers, 0)
+    return [_pack_head(FrameKind.DATA, number, description, len(buffers)), *buffers]
 
 
 def pack_note(kind: FrameKind, number: int = 0, **notes: str | int) -> list[Buffer]:
     """Return a frame that has only a header."""
-    return [_head(kind, number, notes, 0)]
+    return [_pack_head(kind, number, notes, 0)]
 
 
 def read_head(part: Any) -> Head:
@@ -144,7 +144,7 @@ def unpack_batch(
         )
     remaining = iter(buffers)
     try:
-        batch = _unpacked(head.description, remaining, memory, 0)
+        batch = _unpack(head.description, remaining, memory, 0)
     except (ValueError, OverflowError, RecursionError) as error:  # of numpy and json
         raise FrameDamaged(f"a frame's buffers do not match its description: {error}") from None
     if next(remaining, None) is not None:
@@ -152,7 +152,7 @@ def unpack_batch(
     return batch
 
 
-def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
+def _pack_head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
     text = json.dumps(description, separators=(",", ":")).encode()
     if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION:
         raise UsageError(
@@ -163,28 +163,28 @@ def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: i
     return fixed + CRC.pack(google_crc32c.value(fixed + text)) + text
 
 
-def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
+def _describe(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
     """Append a part's buffers to ``buffers``, and return its description."""
     if depth > MAX_DEPTH:
         raise UsageError(f"a batch is nested more than {MAX_DEPTH} deep; flatten it")
     if isinstance(part, Mapping):
         if not all(isinstance(name, str) for name in part):
             raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
-        return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
-    if isinstance(part, list) and (packed := _packed_list(part)):
+        return {"dict": {name: _describe(value, buffers, depth + 1) for name, value in part.items()}}
+    if isinstance(part, list) and (packed := _pack_list(part)):
         described, raw = packed
     elif isinstance(part, tuple | list):
         kind = "tuple" if isinstance(part, tuple) else "list"
-        return {kind: [_described(value, buffers, depth + 1) for value in part]}
+        return {kind: [_describe(value, buffers, depth + 1) for value in part]}
     else:
-        array = _little_endian(part)
+        array = _to_little_endian(part)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         described = {"dtype": array.dtype.str, "shape": list(array.shape)}
     buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
     return described | {"bytes": len(raw), "crc32c": google_crc32c.value(raw)}
 
 
-def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
+def _pack_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     """Return the description and bytes of a list that is packed as a whole, else None."""
     of: dict[str, Any] = {}
     items = part
@@ -197,7 +197,7 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     elif part and all(type(item) is np.ndarray for item in part):
         if len({(item.dtype.str, item.ndim) for item in part}) > 1:
             return None
-        arrays = [_little_endian(array) for array in part]
+        arrays = [_to_little_endian(array) for array in part]
         of, items = {"of": arrays[0].dtype.str, "axes": arrays[0].ndim}, [each.tobytes() for each in arrays]
     elif not all(isinstance(item, bytes | bytearray | memoryview) for item in part):
         return None
@@ -206,7 +206,7 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
 
 
-def _little_endian(part: Any) -> npt.NDArray[Any]:
+def _to_little_endian(part: Any) -> npt.NDArray[Any]:
     array = to_unmasked_array(part)
     little = array.dtype.newbyteorder("<")
     if little.str not in DTYPES:
@@ -219,31 +219,31 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_SIZE
 
 
-def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> Any:
+def _unpack(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> Any:
     """Return the part that ``node`` describes, from the next buffers. Raises FrameDamaged."""
     match node:
         case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return {name: _unpacked(part, buffers, memory, depth + 1) for name, part in parts.items()}
+            return {name: _unpack(part, buffers, memory, depth + 1) for name, part in parts.items()}
         case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return tuple([_unpacked(part, buffers, memory, depth + 1) for part in parts])
+            return tuple([_unpack(part, buffers, memory, depth + 1) for part in parts])
         case {"list": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return [_unpacked(part, buffers, memory, depth + 1) for part in parts]
+            return [_unpack(part, buffers, memory, depth + 1) for part in parts]
         case {"dtype": str(dtype), "shape": list(shape), "bytes": size, "crc32c": crc, **rest} if (
             not rest and dtype in DTYPES and all(map(_is_count, shape))
         ):
-            return _copied(size, crc, buffers, memory).view(dtype).reshape(shape)
+            return _join_pieces(size, crc, buffers, memory).view(dtype).reshape(shape)
         case {"count": count, "bytes": size, "crc32c": crc, **rest} if (
             _is_count(count) and rest in ITEM_FORMS
         ):
-            return _listed(_copied(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
+            return _unpack_list(_join_pieces(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
         case {"count": count, "of": str(dtype), "axes": axes, "bytes": size, "crc32c": crc, **rest} if (
             not rest and _is_count(count) and dtype in DTYPES and _is_count(axes)
         ):
-            return _listed(_copied(size, crc, buffers, memory), count, dtype, axes)
+            return _unpack_list(_join_pieces(size, crc, buffers, memory), count, dtype, axes)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
-def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory) -> Raw:
+def _join_pieces(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory) -> Raw:
     """Join the buffers of one array or list, which has several if it is larger than PIECE.
 
     Each piece is checksummed and copied at once, while it is in the processor's cache.
@@ -264,7 +264,7 @@ def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory
     return copy
 
 
-def _listed(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
+def _unpack_list(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
     """Return the items of a packed list; arrays (``of`` a dtype) are views of its buffer."""
     end = count * axes * LENGTH.itemsize
     if max(end, count) > raw.size:  # a 0-d array has no shape in the table, but at least one byte

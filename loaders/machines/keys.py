@@ -21,7 +21,7 @@ from zmq.utils import z85
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 from shardprep.formats.runtime.progress import check_flags
-from shardprep.loaders.machines.socket import check_form
+from shardprep.loaders.machines.socket import check_endpoint_form
 
 AnyPath = str | os.PathLike[str]
 
@@ -66,10 +66,10 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     other machines then need the new public key. Raises UsageError if a file exists and may not be replaced,
     OperationError if something other than a file is there, OSError.
     """
-    secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
+    secret_file, public_file = (_key_path(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
-    both = (secret_file, _lines_of(PRIVATE_NOTE, halves)), (public_file, _lines_of(PUBLIC_NOTE, halves[:1]))
+    both = ((secret_file, _key_text(PRIVATE_NOTE, halves)), (public_file, _key_text(PUBLIC_NOTE, halves[:1])))
     save_key_pair(*both, overwrite=overwrite)
     return KeyPair(secret_file, public_file, fingerprint(public))
 
@@ -81,7 +81,7 @@ def load_secret(path: AnyPath) -> Secret:
     has no matching pair of keys; OperationError if it cannot be read.
     """
     file = user_path(path)
-    keys, status = _keys_in(file)
+    keys, status = _read_keys(file)
     if "secret" not in keys:
         raise UsageError(f"has no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)
     _check_access(file, status, is_secret=True)
@@ -97,7 +97,7 @@ def load_public(path: AnyPath) -> bytes:
     stay on its machine; OperationError if it cannot be read.
     """
     file = user_path(path)
-    keys, status = _keys_in(file)
+    keys, status = _read_keys(file)
     _check_access(file, status)
     if "secret" in keys:
         raise UsageError(
@@ -129,7 +129,7 @@ def load_allowed(folder: AnyPath) -> dict[bytes, str]:
     return {load_public(file): file.name.removesuffix(PUBLIC_SUFFIX) for file in reversed(files)}
 
 
-def _beside(path: AnyPath, suffix: str) -> Path:
+def _key_path(path: AnyPath, suffix: str) -> Path:
     name = os.fspath(path)
     file = user_path(name + suffix)
     if file.name[0] == "." or name.endswith((PRIVATE_SUFFIX, PUBLIC_SUFFIX)):
@@ -139,11 +139,11 @@ def _beside(path: AnyPath, suffix: str) -> Path:
     return file
 
 
-def _lines_of(note: str, halves: list[str]) -> bytes:
+def _key_text(note: str, halves: list[str]) -> bytes:
     return "\n".join([f"# {note}", "metadata", "curve", *halves, ""]).encode("ascii")
 
 
-def _keys_in(path: Path) -> tuple[dict[str, bytes], os.stat_result]:
+def _read_keys(path: Path) -> tuple[dict[str, bytes], os.stat_result]:
     """Return the keys in a file, and its status."""
     data, status = read_key_file(path, "prep keygen makes keys")
     found = [(name.decode(), key) for name, key in KEY.findall(data)]
@@ -202,7 +202,7 @@ def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, ins
     has no permissions, is always refused.
     """
     check_flags(insecure=insecure)
-    check_form(endpoint)
+    check_endpoint_form(endpoint)
     kind, _, place = endpoint.partition("://")
     if kind == "ipc" and place[:1] in ("@", "*", ""):
         raise UsageError(f"{endpoint} is not in a folder; use ipc://PATH in a folder of your own")
@@ -239,15 +239,15 @@ def _ipc_problem(path: Path) -> str:
     """Check every folder above the socket: whoever may rename one of them can replace the socket."""
     own = Path(os.path.realpath(path.parent))
     try:
-        above = (_others_write(folder.stat(), sticky_is_safe=True) for folder in own.parents)
-        if _others_write(own.stat()) or any(above):
+        above = (_is_writable_by_others(folder.stat(), sticky_is_safe=True) for folder in own.parents)
+        if _is_writable_by_others(own.stat()) or any(above):
             return f"others may write to {own} or above it; use a folder of your own (chmod 700)"
     except OSError as error:
         raise OperationError(f"{error.strerror}; make the folder first", path=path.parent) from None
     return ""
 
 
-def _others_write(status: os.stat_result, *, sticky_is_safe: bool = False) -> bool:
+def _is_writable_by_others(status: os.stat_result, *, sticky_is_safe: bool = False) -> bool:
     if status.st_uid not in (0, os.geteuid()):
         return True
     is_sticky = bool(status.st_mode & stat.S_ISVTX)
@@ -309,13 +309,13 @@ class ReceiverAuth:
         handler = context.socket(zmq.REP)
         handler.setsockopt(zmq.LINGER, 0)
         handler.bind(ZAP_ENDPOINT)
-        threading.Thread(target=self._answer, args=[handler], name="shardprep-zap", daemon=True).start()
+        threading.Thread(target=self._authenticate, args=[handler], name="shardprep-zap", daemon=True).start()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
-    def _answer(self, handler: zmq.Socket[bytes]) -> None:
+    def _authenticate(self, handler: zmq.Socket[bytes]) -> None:
         """Authenticate peers until the context is terminated. libzmq refuses peers without an answer."""
         try:
             while True:
@@ -330,7 +330,7 @@ class ReceiverAuth:
             handler.close()
 
 
-def greeting_of(endpoint: str) -> bytes:
+def fetch_greeting(endpoint: str) -> bytes:
     """Return the first bytes that the process at an endpoint sends to a peer that gives no mechanism.
 
     A receiver with another mechanism would close the connection, perhaps before its greeting.
@@ -365,8 +365,8 @@ class SenderAuth:
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
         self._receiver = load_public(keys.receiver) if keys else b""
-        self._last_event = self._answered = 0  # the latter counts failed handshakes in a row
-        self._looked = 0.0  # when the reason was last sought
+        self._last_event = self._failed_handshakes = 0  # the latter in a row
+        self._last_look = 0.0  # when the reason was last sought
 
     def note_event(self, event: int) -> None:
         """Handle an event of the socket. The caller must pass every event, in order.
@@ -383,9 +383,9 @@ class SenderAuth:
         refusals = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED
         is_refused = before == zmq.EVENT_CONNECTED and event in refusals  # libzmq does not connect again
         has_failed = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        if is_refused or (has_failed and monotonic() > self._looked + LOOK_PAUSE_S):
-            self._find_reason(is_refused)
-            self._looked = monotonic()
+        if is_refused or (has_failed and monotonic() > self._last_look + LOOK_PAUSE_S):
+            self._raise_reason(is_refused)
+            self._last_look = monotonic()
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         if self._secret:
@@ -393,11 +393,11 @@ class SenderAuth:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
-    def _find_reason(self, is_refused: bool) -> None:
+    def _raise_reason(self, is_refused: bool) -> None:
         """Raise NotAdmitted or WrongReceiver, unless nothing answers, as at a tunnel without a receiver."""
-        greeting = greeting_of(self._endpoint)
-        self._answered = self._answered + 1 if greeting else 0
-        if not is_refused and self._answered < MAX_FAILED_HANDSHAKES:
+        greeting = fetch_greeting(self._endpoint)
+        self._failed_handshakes = self._failed_handshakes + 1 if greeting else 0
+        if not is_refused and self._failed_handshakes < MAX_FAILED_HANDSHAKES:
             return
         has_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
         if has_keys and self._keys:

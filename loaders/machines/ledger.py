@@ -55,11 +55,11 @@ class SenderWindow:
 
 @dataclass
 class Part:
-    """A part of a pass: its first step never assigned, and a heap of earlier steps to assign ``again``."""
+    """A part of a pass: its first step never assigned, and a heap of earlier steps ``to_reassign``."""
 
     first: int
     owner: bytes | None = None
-    again: list[int] = field(default_factory=list)
+    to_reassign: list[int] = field(default_factory=list)
     end: int | None = None  # the step after its last one, if known
 
 
@@ -121,22 +121,22 @@ class Steps(Generic[T]):
             return range(0)
         if len(self._parts) > 1:
             part.owner, most = peer, 1
-        first = stop = self._next_of(part)
-        while stop < min(first + most, below) and self._next_of(part) == stop and self.is_missing(stop):
-            while part.again and part.again[0] == stop:
-                heapq.heappop(part.again)
+        first = stop = self._next_step(part)
+        while stop < min(first + most, below) and self._next_step(part) == stop and self.is_missing(stop):
+            while part.to_reassign and part.to_reassign[0] == stop:
+                heapq.heappop(part.to_reassign)
             part.first = max(part.first, stop + len(self._parts))
             stop += 1
         return range(first, stop)
 
-    def goes_beyond(self, step: int) -> bool:
+    def next_is_beyond(self, step: int) -> bool:
         """Return whether there are steps to assign, all from ``step`` on."""
-        return min((self._next_of(part) for part in self._open_parts()), default=-1) >= step
+        return min((self._next_step(part) for part in self._open_parts()), default=-1) >= step
 
     def unassign(self, steps: Iterable[int]) -> None:
         """Unassign steps; the missing ones are assigned next."""
         for step in filter(self.is_missing, steps):
-            heapq.heappush(self._parts[step % len(self._parts)].again, step)
+            heapq.heappush(self._parts[step % len(self._parts)].to_reassign, step)
 
     def release(self, peer: bytes, *, one: bool = False) -> None:
         """Give up the peer's ownership of its parts, or of ``one`` if it has several with steps to assign.
@@ -180,27 +180,27 @@ class Steps(Generic[T]):
         return True
 
     def _part_for(self, peer: bytes, below: int) -> Part | None:
-        ready = [part for part in self._open_parts() if self._next_of(part) < below]
+        ready = [part for part in self._open_parts() if self._next_step(part) < below]
         choice = [part for part in ready if part.owner == peer] or [p for p in ready if p.owner is None]
         if not choice and ready:
-            held = Counter(part.owner for part in self._open_parts())
-            most = max({part.owner for part in ready}, key=lambda owner: held[owner])
-            if held[most] >= held[peer] + 2:
+            owned = Counter(part.owner for part in self._open_parts())
+            most = max({part.owner for part in ready}, key=lambda owner: owned[owner])
+            if owned[most] >= owned[peer] + 2:
                 choice = [part for part in ready if part.owner == most][-1:]
-        return min(choice, key=self._next_of, default=None)
+        return min(choice, key=self._next_step, default=None)
 
     def _open_parts(self, *owners: bytes) -> list[Part]:
         """Return the parts that have steps to assign: all, or those with one of these owners."""
         owned = [part for part in self._parts if not owners or part.owner in owners]
-        return [part for part in owned if not self._is_beyond(self._next_of(part))]
+        return [part for part in owned if not self._is_beyond(self._next_step(part))]
 
-    def _next_of(self, part: Part) -> int:
+    def _next_step(self, part: Part) -> int:
         """Return the part's first step that is missing and unassigned; perhaps beyond its end."""
-        while part.again and not self.is_missing(part.again[0]):
-            heapq.heappop(part.again)
+        while part.to_reassign and not self.is_missing(part.to_reassign[0]):
+            heapq.heappop(part.to_reassign)
         while part.first < self.due or part.first in self._arrived or part.first in self._taken:
             part.first += len(self._parts)
-        return part.again[0] if part.again else part.first
+        return part.to_reassign[0] if part.to_reassign else part.first
 
     def _is_beyond(self, step: int) -> bool:
         end = self._parts[step % len(self._parts)].end
@@ -269,13 +269,13 @@ class Ledger(Generic[T]):
         for window in self._windows.values():
             window.steps.clear()
 
-    def held(self, peer: bytes) -> int:
+    def leased_count(self, peer: bytes) -> int:
         """Return the number of steps that are leased to a peer and have not arrived. Thread-safe."""
         window = self._windows.get(peer)
         return len(window.steps) if window else 0
 
     @property
-    def lack(self) -> str:
+    def waits_for(self) -> str:
         """What this waits for besides batches, "" if nothing."""
         return "" if self._windows else "no sender is connected; waiting for one"
 
@@ -338,7 +338,7 @@ class Ledger(Generic[T]):
         if not self.steps.end_at(total):
             raise FrameDamaged(f"a sender ended pass {pass_number} after {total} steps, which is not valid")
         for window in self._windows.values():
-            window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
+            window.steps = deque(pair for pair in window.steps if self.steps.is_missing(pair[1]))
         return False
 
     def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
@@ -383,7 +383,7 @@ class Ledger(Generic[T]):
         """
         due = self.steps.due
         is_known = due == self._delaying_step or self.steps.has_next
-        if is_known or not self.steps.goes_beyond(self._end_of_window):
+        if is_known or not self.steps.next_is_beyond(self._end_of_window):
             return
         for peer, window in self._active_windows():
             if any(step == due for _, step in window.steps):
@@ -411,8 +411,8 @@ class Ledger(Generic[T]):
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
         window = self._windows[peer]
         window.is_suspended = False
-        done = [held for held in window.steps if held <= until]
-        window.steps = deque(held for held in window.steps if held > until and self.steps.is_missing(held[1]))
+        done = [pair for pair in window.steps if pair <= until]
+        window.steps = deque(pair for pair in window.steps if pair > until and self.steps.is_missing(pair[1]))
         window.grow(len(done))
         self._lease_again(done)
 
@@ -421,8 +421,8 @@ class Ledger(Generic[T]):
         self._lease_again(window.steps)
         window.steps.clear()
 
-    def _lease_again(self, held: Iterable[tuple[int, int]]) -> None:
-        missing = [(lease, step) for lease, step in held if self.steps.is_missing(step)]
+    def _lease_again(self, leased: Iterable[tuple[int, int]]) -> None:
+        missing = [(lease, step) for lease, step in leased if self.steps.is_missing(step)]
         self.leases_given_again += len({lease for lease, _ in missing})
         self.steps.unassign(step for _, step in missing)
 
@@ -460,7 +460,7 @@ class Shares(Ledger[T]):
         self._arrived, self._failure = 0, None
 
     @property
-    def lack(self) -> str:
+    def waits_for(self) -> str:
         joined = len(self.open) + len(self._ended)
         if joined == self._senders:
             return ""

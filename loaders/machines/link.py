@@ -77,7 +77,7 @@ class ServedSource:
     close: Callable[[], None] = lambda: None
 
 
-def made_of(item: Any, step: int) -> LoadedStep:
+def wrap_item(item: Any, step: int) -> LoadedStep:
     """Wrap an item as a step whose only record has the number of the step."""
     return LoadedStep(step, item, np.array([step], np.int64))
 
@@ -104,15 +104,15 @@ class OpenParts:
                 self._drawn[part] = 0
             if part not in self._parts:
                 self._parts[part] = self._begin(pass_number, part)
-            while held := list(islice(self._parts[part], 1)):
+            while drawn := list(islice(self._parts[part], 1)):
                 self._drawn[part] += 1
                 if self._drawn[part] > number:
                     break
                 yield PASSED_OVER
-            if not held:
+            if not drawn:
                 yield PassEnd(self._drawn[part] * self._count + part)
                 return
-            yield made_of(held.pop(), step)
+            yield wrap_item(drawn.pop(), step)
 
     def close(self) -> None:
         while self._parts:
@@ -128,7 +128,7 @@ class Refused(UsageError):
     """The receiver refuses this sender; the message has its reason."""
 
 
-FAILED = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
+LINK_ERRORS = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
 
 WAITING = "waiting for the receiver"
 
@@ -143,7 +143,7 @@ class Link(Closable):
 
     endpoint: str
     hello: wire.Hello
-    work: ServedSource
+    source: ServedSource
     _: KW_ONLY
     bind: bool = False
     once: bool = False
@@ -157,7 +157,7 @@ class Link(Closable):
         self._is_lost = self._is_probed = False
         self._hello_due = math.inf
         self._packed_hello = self.hello.pack()
-        self._total = self.work.terms.steps
+        self._total = self.source.terms.steps
         self._refusal = ""
         self._connection = -1  # the one that the WELCOME came over
         self._session = self._limit = self._last_lease = 0  # the limit is in bytes per batch
@@ -193,8 +193,8 @@ class Link(Closable):
                 return
             self.state = "sending"
             number = self._leased[0].pass_number
-            with closing(self.work.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
-                while self._wants(number) and self._send_next(batches):
+            with closing(self.source.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
+                while self._wants_pass(number) and self._send_next(batches):
                     pass
 
     def _steps(self, pass_number: int) -> Iterator[int]:
@@ -204,32 +204,32 @@ class Link(Closable):
             yield self._drawn[-1].step
             self._receive_all()
 
-    def _wants(self, pass_number: int) -> bool:
+    def _wants_pass(self, pass_number: int) -> bool:
         """Return whether the receiver still wants steps of this pass. Raises ReceiverGone, Refused."""
         self._receive_all()
-        self._check()
+        self._check_link()
         return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
 
     def _send_next(self, batches: Iterator[Outcome]) -> bool:
         """Make an item, and send it if it was requested; return whether there was one. Reports errors."""
         try:
-            for made in islice(batches, 1):
-                if isinstance(made, PassEnd):
-                    self._end(made.total)
+            for outcome in islice(batches, 1):
+                if isinstance(outcome, PassEnd):
+                    self._send_end(outcome.total)
                     return False
-                if made is not PASSED_OVER:
-                    self._send(made)
+                if outcome is not PASSED_OVER:
+                    self._send(outcome)
                 return True
         except Exception as error:
-            if not isinstance(error, FAILED):
+            if not isinstance(error, LINK_ERRORS):
                 self.report(error)
             raise
         return False
 
-    def _send(self, made: LoadedStep) -> None:
+    def _send(self, step: LoadedStep) -> None:
         """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
-        work = self._drawn[0]
-        parts = pack_batch(made.batch, work.step) if self.once else wire.pack_delivery(work, made)
+        ref = self._drawn[0]
+        parts = pack_batch(step.batch, ref.step) if self.once else wire.pack_delivery(ref, step)
         size = sum(len(part) for part in parts[1 if self.once else 1 + wire.BATCH_AT :])
         if size > self._limit:
             raise UsageError(
@@ -239,25 +239,25 @@ class Link(Closable):
         with suppress(zmq.Again):  # disconnected; the event follows
             self._sending.append(self._socket.send_tracked(parts))
         self._drawn.popleft()
-        del parts, made
-        while len(self._sending) > self.work.max_in_flight:
+        del parts, step
+        while len(self._sending) > self.source.max_in_flight:
             try:
                 self._sending[0].wait(POLL_INTERVAL_S)
                 self._sending.popleft()
             except zmq.NotDone:
                 self._receive_all()
-                self._check()
+                self._check_link()
         self.batches, self.bytes = self.batches + 1, self.bytes + size
         self.on_change(self)
 
-    def _end(self, total: int) -> None:
+    def _send_end(self, total: int) -> None:
         """Report that the pass, or the part that contains step ``total``, ends before that step."""
-        work = self._drawn[0]._replace(step=total)
-        self._socket.send(wire.pack_step(FrameKind.END, work))
+        ref = self._drawn[0]._replace(step=total)
+        self._socket.send(wire.pack_step(FrameKind.END, ref))
         if self.once:
             self._total = total  # the receiver may have sent more leases
-        if self._leased and self._leased[0].pass_number == work.pass_number:
-            self._leased = deque(held for held in self._leased if (held.step - total) % self.work.terms.parts)
+        if self._leased and self._leased[0].pass_number == ref.pass_number:
+            self._leased = deque(ref for ref in self._leased if (ref.step - total) % self.source.terms.parts)
 
     def report(self, error: BaseException) -> None:
         """Report that the next step cannot be made, and wait briefly for the acknowledgement."""
@@ -265,7 +265,7 @@ class Link(Closable):
         if not self.lag:
             self.leave(text)
             return
-        with suppress(*FAILED, OperationError):
+        with suppress(*LINK_ERRORS, OperationError):
             self._socket.send(wire.pack_step(FrameKind.ERROR, [*self._drawn, *self._leased][0], text=text))
             self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
 
@@ -274,20 +274,20 @@ class Link(Closable):
         if not self.is_done:
             self._socket.send(pack_note(FrameKind.STOP, text=reason))
 
-    def wait_for(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:
-        """Handle messages until ``holds()``; return False after ``timeout_s``."""
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = math.inf) -> bool:
+        """Handle messages until ``condition()``; return False after ``timeout_s``."""
         until = time.monotonic() + timeout_s
         while True:
             self._receive_all()
-            if holds():
+            if condition():
                 return True
-            self._check()
+            self._check_link()
             if (remaining := until - time.monotonic()) <= 0:
                 return False
             self.on_change(self)
             self._socket.wait(min(POLL_INTERVAL_S, remaining))
 
-    def _check(self) -> None:
+    def _check_link(self) -> None:
         if self._refusal:
             raise Refused(f"{self.endpoint}: the receiver refuses this sender: {self._refusal}")
         if self._is_lost and not self.is_done:
@@ -326,7 +326,7 @@ class Link(Closable):
     def _handle(self, message: Message, head: Head) -> None:
         """Handle one message. Raises FrameDamaged if it is not valid."""
         if head.kind == FrameKind.WELCOME:
-            self._session, self._limit = (wire.number_in(head.description, n) for n in ("session", "limit"))
+            self._session, self._limit = (wire.read_number(head.description, n) for n in ("session", "limit"))
             self.is_admitted, self._connection = True, message.connection
         elif self._socket.binds and not self.is_admitted:
             return  # a message to an earlier sender here
@@ -336,10 +336,10 @@ class Link(Closable):
                 raise FrameDamaged(f"a lease ends at step {lease.stop} of {self._total}")
             if self._leased and self._leased[-1].pass_number != lease.pass_number:
                 self._leased.clear()
-            # some may be held already, because an earlier lease of them expired
-            held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
+            # some may be known already, because an earlier lease of them expired
+            known = {(ref.pass_number, ref.step) for ref in (*self._leased, *self._drawn)}
             for step in range(lease.start, lease.stop):
-                if (lease.pass_number, step) not in held:
+                if (lease.pass_number, step) not in known:
                     self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
             self._last_lease = lease.id
         elif head.kind == FrameKind.CREDIT:
@@ -347,7 +347,7 @@ class Link(Closable):
         elif head.kind == FrameKind.DONE:
             self.is_done = True
         elif head.kind == FrameKind.STOP:
-            self._refusal = wire.text_in(head.description, "text")
+            self._refusal = wire.read_text(head.description, "text")
 
     def close(self) -> None:
         self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)

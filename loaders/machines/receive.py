@@ -124,20 +124,20 @@ class RemoteSource(Receiver):
         self._position, self._is_over = position, False
 
     def _pass(self, iteration: int) -> Iterator[Any]:
-        yield from map(self._delivered, self._steps(iteration))  # no Ctrl-C separates a batch from its place
+        yield from map(self._deliver, self._steps(iteration))  # no Ctrl-C separates a batch from its place
         if (terms := self._reception.terms) and terms.steps == 0:  # without steps, it leaves all records out
             receipt = Receipt(terms.dataset, self._position.pass_number)
             receipt = receipt.leave_out(range(max(0, terms.records)))
             self._position = replace(self._position, receipt=receipt)
         self._is_over = True
 
-    def _delivered(self, made: LoadedStep) -> Any:
-        steps, receipt = self._reception.steps, self.receipt().add(made.delivered).skip(made.skipped)
-        if len(made.left_out) or len(made.omitted):
-            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
+    def _deliver(self, step: LoadedStep) -> Any:
+        steps, receipt = self._reception.steps, self.receipt().add(step.delivered).skip(step.skipped)
+        if len(step.left_out) or len(step.omitted):
+            receipt = receipt.leave_out(step.left_out, omitted=Tally.of(step.omitted))
         position = Position(self._position.pass_number, steps.due, tuple(steps.taken), receipt)
         self._position, self._is_over = position, steps.is_over
-        return made.batch
+        return step.batch
 
     def __bool__(self) -> bool:
         return True
@@ -184,15 +184,15 @@ class RemoteSource(Receiver):
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
         try:
-            given = {"step": None, "taken": None} | state | {"pass_number": state.get("pass")}
-            position, terms = parse_as(Position, given), parse_as(wire.SourceTerms | None, state.get("terms"))
+            data = {"step": None, "taken": None} | state | {"pass_number": state.get("pass")}
+            position, terms = parse_as(Position, data), parse_as(wire.SourceTerms | None, state.get("terms"))
         except (DataError, UnknownVersion, UsageError, TypeError, ValueError) as error:
             raise UsageError(f"not the state of a RemoteSource: {error}") from error
         with self._exclusive.use():
-            known = self._reception.terms
-            if terms and known and (difference := terms.difference(known)):
+            own_terms = self._reception.terms
+            if terms and own_terms and (difference := terms.difference(own_terms)):
                 raise UsageError(f"the state does not belong to the batches of these senders: {difference}")
-            self._reception.terms = terms or known
+            self._reception.terms = terms or own_terms
             self._begin(position)
             self._next = position
 

@@ -170,9 +170,9 @@ class Sender:
     user: str
     batches: int = 0
     bytes: int = 0
-    bad: int = 0  # frames
+    bad_frames: int = 0
     joined: float = field(default_factory=monotonic)
-    last: float = field(default_factory=monotonic)
+    last_batch: float = field(default_factory=monotonic)
 
 
 @dataclass(eq=False, repr=False)
@@ -202,7 +202,7 @@ class Reception:
         self._batches = self._rejected = self._stale = 0
         self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
         self._last_check = 0.0  # on that clock
-        self._last_present = self._last_batch = 0.0  # infinite once their lack is logged
+        self._last_present = self._last_batch = 0.0  # infinite once their absence is logged
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         self.ledger.begin(pass_number, steps)
@@ -265,8 +265,8 @@ class Reception:
                     self.auth.name_of(sender.user),
                     sender.batches,
                     sender.bytes,
-                    sender.batches / max(sender.last - sender.joined, 1e-9) if sender.batches else 0.0,
-                    self.ledger.held(address),
+                    sender.batches / max(sender.last_batch - sender.joined, 1e-9) if sender.batches else 0.0,
+                    self.ledger.leased_count(address),
                 )
                 for address, sender in list(self.senders.items())
             ),
@@ -298,8 +298,8 @@ class Reception:
             self._rejected += 1
             if not (sender := self.senders.get(message.peer)):
                 return
-            sender.bad += 1
-            if sender.bad >= MAX_BAD_FRAMES:
+            sender.bad_frames += 1
+            if sender.bad_frames >= MAX_BAD_FRAMES:
                 self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:
@@ -346,13 +346,13 @@ class Reception:
         elif head.kind == FrameKind.CREDIT:
             self.ledger.idle(address, head.number, now=self._waited)
         elif head.kind == FrameKind.STOP:
-            self._forget(address, wire.text_in({"text": ""} | head.description, "text"))
+            self._forget(address, wire.read_text({"text": ""} | head.description, "text"))
         elif head.kind == FrameKind.END:
-            if self.ledger.end(address, *self._step_of(wire.read_step(head))):
+            if self.ledger.end(address, *self._check_session(wire.read_step(head))):
                 self.dismiss(address)
         elif head.kind == FrameKind.ERROR:
-            work, text = wire.read_step(head), wire.text_in(head.description, "text")
-            self.ledger.fail(address, *self._step_of(work), text)
+            ref, text = wire.read_step(head), wire.read_text(head.description, "text")
+            self.ledger.fail(address, *self._check_session(ref), text)
             failure = make_error(SenderFailed, f"sender {sender.hello.name} failed", text)
             log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
@@ -362,25 +362,25 @@ class Reception:
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
         parts = message.parts[1:]
         if self.ledger.shares_steps:
-            work, made = wire.read_delivery(head, parts, limit_bytes=self.limit, memory=self._memory)
-            step = self._step_of(work)
-            numbers = np.concatenate(made[2:])
+            ref, step = wire.read_delivery(head, parts, limit_bytes=self.limit, memory=self._memory)
+            ids = self._check_session(ref)
+            numbers = np.concatenate(step[2:])
             most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
                 raise FrameDamaged("a batch has records that do not exist")
         else:  # the batch alone, as a connection takes part in one pass
             batch = unpack_batch(head, parts, limit_bytes=self.limit, memory=self._memory)
-            step, made = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NO_RECORDS)
-        if self.ledger.arrive(message.peer, *step, made, now=self._waited):
+            ids, step = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NO_RECORDS)
+        if self.ledger.arrive(message.peer, *ids, step, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))
-            sender.last, self._last_batch = monotonic(), self._waited
+            sender.last_batch, self._last_batch = monotonic(), self._waited
 
-    def _step_of(self, work: StepRef) -> tuple[int, int, int]:
+    def _check_session(self, ref: StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
-        if work.session != self._session:
+        if ref.session != self._session:
             raise FrameDamaged("a frame belongs to another session")
-        return work.lease, work.pass_number, work.step
+        return ref.lease, ref.pass_number, ref.step
 
     def _grant(self) -> None:
         for address, lease in self.ledger.grant(self._waited):
@@ -393,13 +393,13 @@ class Reception:
                 self._forget(address)
         self.ledger.expire(self._waited)
         self._grant()
-        if not (lack := self.ledger.lack):
+        if not (problem := self.ledger.waits_for):
             began = self._waited if self._last_present == math.inf else self._last_batch
             self._last_present, self._last_batch = self._waited, began
             if self._waited >= began + NO_BATCH_TIMEOUT_S:
                 self._last_batch = math.inf
                 names = ", ".join(sender.hello.name for sender in self.senders.values())
-                lack = (
+                problem = (
                     f"no batch has arrived for {NO_BATCH_TIMEOUT_S:g} s from {names[:MAX_TEXT_CHARACTERS]}; look at the "
                     "logs there, and check that large packets arrive here (MTU)"
                 )
@@ -407,8 +407,8 @@ class Reception:
             self._last_present = math.inf
         else:
             return
-        if lack:
-            log.warning("%s: %s", self.socket.endpoint, lack)
+        if problem:
+            log.warning("%s: %s", self.socket.endpoint, problem)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
         """Send a frame to a sender; return False if it is disconnected."""
@@ -480,8 +480,8 @@ class Receiver(Owner, Closable, ABC):
                 self._exclusive.check_open()
                 if iteration != self._iteration:
                     raise UsageError(self._superseded)
-                if made := self._reception.take():
-                    return made.pop()
+                if step := self._reception.take():
+                    return step.pop()
                 if self._reception.steps.is_over:
                     return None
                 self._reception.wait()

@@ -27,8 +27,8 @@ from shardprep.loaders.machines.link import (
     Outcome,
     ReceiverGone,
     ServedSource,
-    made_of,
     process_name,
+    wrap_item,
 )
 
 MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
@@ -63,7 +63,7 @@ class SenderStats:
         }
 
 
-def served(source: Loader | Flow, identity: str | None) -> ServedSource:
+def wrap_source(source: Loader | Flow, identity: str | None) -> ServedSource:
     """Wrap a Loader or Flow. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
@@ -86,13 +86,13 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
     terms = wire.SourceTerms(facts, items, items, picks=picks, parts=source.parts)
     most = MAX_IN_FLIGHT if source.batches_never_change else 0
     parts = OpenParts(source.part, source.parts)
-    return ServedSource(terms, most, partial(_picked, source) if picks else parts.items, parts.close)
+    return ServedSource(terms, most, partial(_pick_steps, source) if picks else parts.items, parts.close)
 
 
-def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Outcome]:
-    own, places = share_numbers(steps, 2)
-    with closing(flow.pick(pass_number, own)) as items:  # type: ignore[type-var]
-        yield from map(made_of, items, places)
+def _pick_steps(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Outcome]:
+    drawn, places = share_numbers(steps, 2)
+    with closing(flow.pick(pass_number, drawn)) as items:  # type: ignore[type-var]
+        yield from map(wrap_item, items, places)
 
 
 def serve(
@@ -143,11 +143,11 @@ def serve(
     ahead = check_int(ahead, "ahead", least=1)
     if not patience >= 0:
         raise UsageError(f"patience={patience}: at least 0 seconds")
-    with closing(served(source, identity)) as work:
+    with closing(wrap_source(source, identity)) as work:
         began, stats = monotonic(), SenderStats()
         hello = wire.Hello(process_name() if name is None else name, secrets.token_hex(8), work.terms, ahead)
 
-        def now(link: Link) -> SenderStats:
+        def add_up(link: Link) -> SenderStats:
             return SenderStats(
                 link.state,
                 stats.batches + link.batches,
@@ -157,22 +157,22 @@ def serve(
                 monotonic() - began,
             )
 
-        told: list[SenderStats] = []
-        notify = report or partial(_tell_waiting, endpoint, told)
+        warned: list[SenderStats] = []
+        notify = report or partial(_warn_once, endpoint, warned)
         is_done = False
         while not is_done:
             auth = SenderAuth(endpoint, keys)
-            with Link(endpoint, hello, work, auth=auth, on_change=lambda link: notify(now(link))) as link:
+            with Link(endpoint, hello, work, auth=auth, on_change=lambda link: notify(add_up(link))) as link:
                 is_done = _serve_over(link, endpoint, patience)
-            stats = now(link)
+            stats = add_up(link)
         stats = replace(stats, state="the receiver was closed", lag=0)
         notify(stats)
         return stats
 
 
-def _tell_waiting(endpoint: str, told: list[SenderStats], stats: SenderStats) -> None:
-    if stats.state == WAITING and stats.seconds >= NO_RECEIVER_TIMEOUT_S and not told:
-        told.append(stats)
+def _warn_once(endpoint: str, warned: list[SenderStats], stats: SenderStats) -> None:
+    if stats.state == WAITING and stats.seconds >= NO_RECEIVER_TIMEOUT_S and not warned:
+        warned.append(stats)
         log.warning("%s: no receiver is there; waiting for one", endpoint)
 
 

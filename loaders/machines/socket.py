@@ -34,8 +34,8 @@ EVENTS = (
     | zmq.EVENT_DISCONNECTED
 )
 TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
-LOOK_INTERVAL_S = 0.7
-UNREAD_LOOKS = 3  # after that many, in some two seconds, a connection counts as unread
+CHECK_INTERVAL_S = 0.7
+UNREAD_CHECKS = 3  # after that many, in some two seconds, a connection counts as unread
 MAX_BUFFER_BYTES = PIECE + 64  # encryption adds 33 bytes
 MONITOR = "inproc://monitor"
 DOMAIN = b"prep"  # of ZeroMQ's authentication
@@ -43,7 +43,7 @@ HANDSHAKE_TIMEOUT_MS = 5_000
 VANISHED_S = 15  # after which a connection to a machine that does not answer is closed
 PROBE_INTERVAL_S = 5
 BACKLOG = 64
-FORM = re.compile(r"ipc://.*|tcp://(?:.+;)?(?:[^][:;/]+|\[[^][]+\]):(\*|[0-9]+)", re.DOTALL)
+ENDPOINT_FORM = re.compile(r"ipc://.*|tcp://(?:.+;)?(?:[^][:;/]+|\[[^][]+\]):(\*|[0-9]+)", re.DOTALL)
 MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
 
@@ -86,9 +86,9 @@ def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
     return endpoints
 
 
-def check_form(endpoint: object) -> None:
+def check_endpoint_form(endpoint: object) -> None:
     """Raise UsageError unless ``endpoint`` is valid for a FrameSocket."""
-    if not isinstance(endpoint, str) or not (form := FORM.fullmatch(endpoint)):
+    if not isinstance(endpoint, str) or not (form := ENDPOINT_FORM.fullmatch(endpoint)):
         raise UsageError(
             f"an endpoint is tcp://ADDRESS:PORT, with an IPv6 address in [ ], or ipc://PATH, not {endpoint!r}"
         )
@@ -130,12 +130,12 @@ class FrameSocket(Owner):
         check_flags(bind=bind)
         endpoints = endpoints_of(endpoint)
         for each in endpoints:
-            check_form(each)
+            check_endpoint_form(each)
         self.binds = bind
         self._has_peers = peers
         self._events: deque[tuple[int, int]] = deque()
-        self._connections: dict[int, tuple[int, int]] = {}  # bytes read, and looks, by descriptor
-        self._next_look = 0.0
+        self._connections: dict[int, tuple[int, int]] = {}  # bytes read, and checks, by descriptor
+        self._next_check = 0.0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER if peers else zmq.DEALER)
         self._socket.monitor(MONITOR, EVENTS)
@@ -199,25 +199,25 @@ class FrameSocket(Owner):
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            self._end_unread()
+            self._end_unread_connections()
             return None
         return Message(frames.pop(0).bytes if self._has_peers else b"", frames)
 
-    def _end_unread(self) -> None:
+    def _end_unread_connections(self) -> None:
         """End connections that libzmq 4.3 no longer reads, which it does after damage to an encrypted one."""
-        if (now := time.monotonic()) < self._next_look:
+        if (now := time.monotonic()) < self._next_check:
             return
-        self._next_look = now + LOOK_INTERVAL_S
-        self._look_at_monitor()
-        for number, (before, looks) in self._connections.items():
+        self._next_check = now + CHECK_INTERVAL_S
+        self._read_monitor()
+        for number, (before, checks) in self._connections.items():
             # OSError: not TCP, or closed, whose event follows
             with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
                 (received,) = struct.unpack_from("=Q", info, TCP_BYTES_RECEIVED)
                 unread = int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
-                looks = looks + 1 if unread and received - unread == before else 0
-                self._connections[number] = received - unread, looks
-                if looks == UNREAD_LOOKS:
+                checks = checks + 1 if unread and received - unread == before else 0
+                self._connections[number] = received - unread, checks
+                if checks == UNREAD_CHECKS:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def send(self, parts: Sequence[Any], *, peer: bytes = b"") -> bool:
@@ -226,7 +226,7 @@ class FrameSocket(Owner):
         A ROUTER that connects gives the same address to each of its successive peers.
         """
         if self._has_peers and not self.binds:
-            self._look_at_monitor()
+            self._read_monitor()
             if not self._connections:
                 return False
         try:
@@ -251,11 +251,11 @@ class FrameSocket(Owner):
 
     def events(self) -> Iterator[tuple[int, int]]:
         """Yield the EVENTS since the last call, each with its connection number or error."""
-        self._look_at_monitor()
+        self._read_monitor()
         while self._events:
             yield self._events.popleft()
 
-    def _look_at_monitor(self) -> None:
+    def _read_monitor(self) -> None:
         while self._monitor.poll(0):
             event, *_ = self._monitor.recv_multipart()
             kind, value = EVENT.unpack(event)
@@ -269,12 +269,12 @@ class FrameSocket(Owner):
         """Close everything, after sending queued messages for at most ``linger_ms``. Idempotent."""
         if not self.was_made_here or self._socket.closed:
             return
-        self._look_at_monitor()
+        self._read_monitor()
         copies = {}
         for number in self._connections:
             with suppress(OSError):  # closed, whose event follows
                 copies[number] = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
-        self._look_at_monitor()  # tells if a number was given to another file before it was copied
+        self._read_monitor()  # tells if a number was given to another file before it was copied
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)

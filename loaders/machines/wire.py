@@ -64,11 +64,11 @@ class SourceTerms:
 
     def difference(self, expected: SourceTerms | Facts) -> str:
         """List how these terms differ from the expected ones or facts, as text; "" if they do not."""
-        actual = self._named()
-        wanted = expected._named() if isinstance(expected, SourceTerms) else expected
+        actual = self._all_facts()
+        wanted = expected._all_facts() if isinstance(expected, SourceTerms) else expected
         names = wanted if wanted is expected else wanted | actual
         differing = [name for name in names if actual.get(name) != wanted.get(name)]
-        found, asked = ({name: repr(given[name][:100]) for name in given} for given in (actual, wanted))
+        found, asked = ({name: repr(facts[name][:100]) for name in facts} for facts in (actual, wanted))
         listed = [
             f"{name} is {found.get(name, 'not given')} instead of {asked.get(name, 'not given')}"
             for name in differing
@@ -77,7 +77,7 @@ class SourceTerms:
             listed.append(f"its names are {', '.join(actual)}")
         return "; ".join(listed)
 
-    def _named(self) -> Facts:
+    def _all_facts(self) -> Facts:
         numbers = {"steps": self.steps, "records": self.records, "any order": self.picks, "parts": self.parts}
         return self.facts | {name: str(value) for name, value in numbers.items()}
 
@@ -115,10 +115,10 @@ class Hello:
     def read(cls, head: Head) -> Self:
         """Parse the frame. Raises FrameDamaged."""
         notes = head.description
-        name, instance = (text_in(notes, part, MAX_NAME) for part in ("name", "instance"))
-        wants = number_in(notes, "wants", least=1)
+        name, instance = (read_text(notes, part, MAX_NAME) for part in ("name", "instance"))
+        wants = read_number(notes, "wants", least=1)
         try:
-            terms = SourceTerms.from_json(json.loads(text_in(notes, "terms", MAX_DESCRIPTION)))
+            terms = SourceTerms.from_json(json.loads(read_text(notes, "terms", MAX_DESCRIPTION)))
             return cls(name, instance, terms, wants)
         except (ValueError, RecursionError, UsageError) as error:
             raise FrameDamaged("a HELLO has no name, or no valid terms") from error
@@ -131,33 +131,33 @@ def pack_lease(session: int, lease: StepLease) -> list[Buffer]:
 
 def read_lease(head: Head) -> StepLease:
     """Return the lease in a LEASE frame. Raises FrameDamaged."""
-    pass_number, start, stop = (number_in(head.description, n) for n in ("pass_number", "start", "stop"))
+    pass_number, start, stop = (read_number(head.description, n) for n in ("pass_number", "start", "stop"))
     if not start < stop <= start + MAX_LEASE or head.number >= 1 << 63:
         raise FrameDamaged(f"a lease of steps {start} to {stop} is not valid")
     return StepLease(head.number, pass_number, start, stop)
 
 
-def pack_step(kind: FrameKind, work: StepRef, **notes: str) -> list[Buffer]:
+def pack_step(kind: FrameKind, ref: StepRef, **notes: str) -> list[Buffer]:
     """Return an END or ERROR frame, whose number is the step."""
-    named = work._asdict()
+    named = ref._asdict()
     return pack_note(kind, named.pop("step"), **named, **notes)
 
 
 def read_step(head: Head) -> StepRef:
     """Return the step of an END or ERROR frame. Raises FrameDamaged."""
-    session, lease, pass_number = (number_in(head.description, part) for part in StepRef._fields[:-1])
+    session, lease, pass_number = (read_number(head.description, part) for part in StepRef._fields[:-1])
     return StepRef(session, lease, pass_number, head.number)
 
 
 BATCH_AT = 2  # the buffer of a DATA frame at which the batch begins, unless it has very many records
 
 
-def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:
+def pack_delivery(ref: StepRef, step: LoadedStep) -> list[Buffer]:
     """Return a DATA frame. Raises UsageError for a batch that cannot be sent."""
-    counts = [len(made.skipped), len(made.left_out), len(made.omitted)]
-    meta = np.array([*work, *counts[: 3 if counts[2] else 2]], np.int64)  # most batches omit nothing
-    numbers = np.concatenate([made.delivered, made.skipped, made.left_out, made.omitted])
-    return pack_batch((meta, numbers, made.batch), work.step)
+    counts = [len(step.skipped), len(step.left_out), len(step.omitted)]
+    meta = np.array([*ref, *counts[: 3 if counts[2] else 2]], np.int64)  # most batches omit nothing
+    numbers = np.concatenate([step.delivered, step.skipped, step.left_out, step.omitted])
+    return pack_batch((meta, numbers, step.batch), ref.step)
 
 
 def read_delivery(
@@ -169,14 +169,14 @@ def read_delivery(
             array.dtype == np.int64 and array.ndim == 1 for array in (meta, numbers)
         ) and len(meta) - len(StepRef._fields) in (2, 3):
             named, counts = np.split(meta, [len(StepRef._fields)])
-            work, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
+            ref, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
             are_valid = 0 <= counts.min() <= counts.max() <= len(numbers) and ends[0] >= 0
-            if work.step == head.number and are_valid:
-                return work, LoadedStep(work.step, batch, *np.split(numbers, ends))
+            if ref.step == head.number and are_valid:
+                return ref, LoadedStep(ref.step, batch, *np.split(numbers, ends))
     raise FrameDamaged("a DATA frame does not have the form of a delivery")
 
 
-def text_in(notes: dict[str, Any], name: str, most: int = MAX_TEXT_CHARACTERS) -> str:
+def read_text(notes: dict[str, Any], name: str, most: int = MAX_TEXT_CHARACTERS) -> str:
     """Return a text of the description, with unprintable characters replaced. Raises FrameDamaged."""
     value = notes.get(name)
     if not isinstance(value, str) or len(value) > most:
@@ -184,7 +184,7 @@ def text_in(notes: dict[str, Any], name: str, most: int = MAX_TEXT_CHARACTERS) -
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in value)
 
 
-def number_in(notes: dict[str, Any], name: str, *, least: int = 0) -> int:
+def read_number(notes: dict[str, Any], name: str, *, least: int = 0) -> int:
     """Return a number of the description that is at least ``least``. Raises FrameDamaged."""
     value = notes.get(name)
     if type(value) is not int or not least <= value < 1 << 63:

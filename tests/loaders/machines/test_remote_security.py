@@ -58,7 +58,7 @@ def test_an_allow_list_that_cannot_be_read_stays_as_it_was(source: RemoteSource,
 
 @pytest.mark.slow
 def test_without_an_authenticator_all_are_refused(keys: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission.ReceiverAuth, "_answer", lambda _, handler: handler.close())
+    monkeypatch.setattr(admission.ReceiverAuth, "_authenticate", lambda _, handler: handler.close())
     monkeypatch.setattr(frame_socket, "HANDSHAKE_TIMEOUT_MS", 400)
     with RemoteSource(ANY_PORT, keys=keys.receiver) as source:
         with pytest.raises(OperationError):
