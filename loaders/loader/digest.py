@@ -14,7 +14,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import is_masked
-from shardprep.loaders.transforms.contract import LibraryVersion, in_arrays
+from shardprep.loaders.transforms.contract import LibraryVersion, to_arrays
 
 DIGEST_BYTES = 16
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
@@ -86,7 +86,7 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
         return name, [value.name]
     if (identity := getattr(value, "identity", None)) is not None and not callable(identity):
         return name, [identity]
-    if isinstance(array := in_arrays(value), np.ndarray) and not array.dtype.hasobject:
+    if isinstance(array := to_arrays(value), np.ndarray) and not array.dtype.hasobject:
         return f"array of {name}", [array]  # a tensor's pickle has more than its values
     if dataclasses.is_dataclass(value):
         return name, [getattr(value, field.name) for field in dataclasses.fields(value)]

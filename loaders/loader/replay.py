@@ -353,7 +353,7 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
         first = first[IMAGE]
     if not isinstance(transform, Views):
         return [_picture(image, transform) for image in first]
-    one, shape = transform.each[0], transform.outputs[0].shape
+    one, shape = transform.view_transforms[0], transform.outputs[0].shape
     views = (values.reshape(-1, *(shape if values.ndim == 3 else shape[1:])) for values in first)
     return [np.hstack([_picture(view, one) for view in each]) for each in views]
 

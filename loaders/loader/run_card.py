@@ -111,14 +111,18 @@ class TransformCard:
         if self.arguments is None:
             return True
         made = _made(self.name, self.arguments)
-        within = made.each if isinstance(made, Views) else (made,)
-        return not all(isinstance(each, EvalTransform) for each in within)
+        return not all(isinstance(each, EvalTransform) for each in _nested(made) or (made,))
 
 
 def _is_own(value: object) -> bool:
     """Whether a value is a transform of this package, as are all transforms nested in it."""
-    within = value.each if isinstance(value, Views) else (value.transform,) if isinstance(value, Cut) else ()
-    return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, within))
+    return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, _nested(value)))
+
+
+def _nested(value: object) -> tuple[Transform, ...]:
+    if isinstance(value, Views):
+        return value.view_transforms
+    return (value.transform,) if isinstance(value, Cut) else ()
 
 
 def _arguments(transform: Any) -> dict[str, Any]:

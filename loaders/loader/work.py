@@ -385,7 +385,7 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
-        return SlotLayout(rows, transform.rows, spare=spare if transform.sent else 0)
+        return SlotLayout(rows, transform.rows, spare=spare if transform.varying_names else 0)
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
         return SlotLayout(rows, outputs)
@@ -557,7 +557,7 @@ class _ShardWorkspace:
         if isinstance(transform, AsColumns):
             began = perf_counter()
             numbers, keys = items["number"].tolist(), items["key"].tolist()
-            small = {name: arrays[name] for name in transform.small}
+            small = {name: arrays[name] for name in transform.small_names}
             if self._records.fill(small, numbers, keys):  # otherwise the records say which one is damaged
                 transform = transform.without_small
             self._took[0] += perf_counter() - began
@@ -631,7 +631,7 @@ class Results:
         arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
         if isinstance(columns := self._transform, AsColumns):
             rows: list[Any] = list(batch.payloads.values())
-            sent = {name: _column(columns, name, [row[name] for row in rows]) for name in columns.sent}
+            sent = {n: _column(columns, n, [row[n] for row in rows]) for n in columns.varying_names}
             return [{name: arrays[name] if name in arrays else sent[name] for name in columns.names}]
         if self._is_declared:
             return list(arrays.values())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.contract import LibraryVersion, in_arrays
+from shardprep.loaders.transforms.contract import LibraryVersion, to_arrays
 from shardprep.loaders.transforms.decode import Pixels
-from shardprep.loaders.transforms.wrapper import WrappedTransform, seeded_globally
+from shardprep.loaders.transforms.wrapper import WrappedTransform, seed_global_generators
 
 # Otherwise every worker asks the package index for a newer version on import.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
@@ -51,8 +51,8 @@ class Albumentations(WrappedTransform):
     def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:
         # `set_random_seed` would give all transforms of a Compose the same draws.
         self.transform.set_random_state(rng, random.Random(int(rng.integers(1 << 63))))  # noqa: S311
-        with seeded_globally(rng):
-            return in_arrays(self.transform(image=pixels)["image"])
+        with seed_global_generators(rng):
+            return to_arrays(self.transform(image=pixels)["image"])
 
     @property
     def identity(self) -> tuple[object, ...]:

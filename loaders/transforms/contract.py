@@ -99,10 +99,10 @@ def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
     check_transform(transform)
     if not takes(transform, 2):
         raise UsageError(f"transform must be a callable of (record, rng), not {transform!r}")
-    return checked_outputs(getattr(transform, "outputs", None))
+    return check_outputs(getattr(transform, "outputs", None))
 
 
-def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
+def check_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
     """Return declared outputs. Raises UsageError unless they are a tuple of ArraySpec, or None."""
     if not (
         outputs is None or (isinstance(outputs, tuple) and all(isinstance(s, ArraySpec) for s in outputs))
@@ -154,19 +154,19 @@ class AsColumns:
     json: tuple[str, ...] = ()
 
     @cached_property
-    def sent(self) -> tuple[str, ...]:
+    def varying_names(self) -> tuple[str, ...]:
         """The columns with values of different sizes."""
         written = {spec.name for spec in self.rows}
         return tuple(name for name in self.names if name not in written)
 
     @cached_property
-    def small(self) -> tuple[str, ...]:
+    def small_names(self) -> tuple[str, ...]:
         """The columns with small values of one size, which are read for several records at once."""
         return tuple(spec.name for spec in self.rows if spec.nbytes <= SMALL_BYTES)
 
     @cached_property
     def without_small(self) -> AsColumns:
-        names = tuple(name for name in self.names if name not in self.small)
+        names = tuple(name for name in self.names if name not in self.small_names)
         return AsColumns(names, tuple(spec for spec in self.rows if spec.name in names), self.json)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class AsColumns:
         """Write the values of one size to a row of each array; return the others, None if there are none."""
         for spec in self.rows:
             rows[spec.name][row] = record.columns[spec.name]
-        return _values(record, self.sent) or None
+        return _values(record, self.varying_names) or None
 
 
 def _values(record: TransformInput, names: tuple[str, ...]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ PixelType = Literal["uint8", "float32", "float16", "bfloat16"]
 CHANNELS_LAST = ("HWC", "NHWC", "channels_last")
 CHANNELS_FIRST = ("CHW", "NCHW", "channels_first")
 # NumPy has no bfloat16: batches hold its bits.
-STORED = {"uint8": "uint8", "float32": "float32", "float16": "float16", "bfloat16": "uint16"}
+NUMPY_DTYPES = {"uint8": "uint8", "float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of R, G, B in 0..1 over the training images
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -211,7 +211,7 @@ class PixelFormat:
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, CHANNELS_LAST + CHANNELS_FIRST)
-        check_choice("dtype", self.dtype, STORED)
+        check_choice("dtype", self.dtype, NUMPY_DTYPES)
         if not are_numbers(self.mean, 3) or not are_numbers(self.std, 3) or min(self.std) <= 0:
             raise UsageError(f"mean and std must be three finite numbers each, those of std positive: {self}")
         if max(self.mean) > 1:
@@ -223,9 +223,9 @@ class PixelFormat:
         return self._channels_last and self.dtype == "uint8"
 
     @property
-    def stored(self) -> str:
+    def numpy_dtype(self) -> str:
         """The NumPy dtype of an image; uint16 for the bits of bfloat16."""
-        return STORED[self.dtype]
+        return NUMPY_DTYPES[self.dtype]
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
         return (height, width, 3) if self._channels_last else (3, height, width)
@@ -273,12 +273,12 @@ class LibraryVersion(str):
     __slots__ = ()
 
 
-def in_arrays(result: Any) -> Any:
+def to_arrays(result: Any) -> Any:
     """Convert tensors and PIL images to arrays, also in tuples, lists and dicts; leave anything else.
 
     A tensor's memory is shared. bfloat16 becomes uint16 with the same bits, because NumPy lacks it.
     """
-    return convert_leaves(result, _in_array)
+    return convert_leaves(result, _to_array)
 
 
 def convert_leaves(
@@ -294,7 +294,7 @@ def convert_leaves(
     return form(*parts) if hasattr(form, "_fields") else form(parts)
 
 
-def _in_array(part: Any) -> Any:
+def _to_array(part: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.Tensor):
         tensor = part.detach().as_subclass(torch.Tensor)

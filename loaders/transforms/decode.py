@@ -24,16 +24,16 @@ Reduction = Literal[1, 2, 4, 8]
 Pixels = npt.NDArray[np.uint8]
 
 
-class _SpentTime(threading.local):
+class _DecodingTime(threading.local):
     seconds = 0.0
 
 
-_spent = _SpentTime()
+_time = _DecodingTime()
 
 
 def decoding_seconds() -> float:
     """Return the seconds that this thread has spent decoding so far."""
-    return _spent.seconds
+    return _time.seconds
 
 
 def decode_rgb(
@@ -128,8 +128,8 @@ class EncodedImage:
 
     def decode_together(self, crops: Iterable[Crop], *, reduction: Reduction = 1) -> None:
         """Decode these crops, joined into few rectangles, for later calls of :meth:`pixels`."""
-        parts = [Crop(0, 0, *self.size)] if self._grid is None else _merged(crops)
-        self._regions += [(part, reduction, self._around(part, reduction)) for part in parts]
+        parts = [Crop(0, 0, *self.size)] if self._grid is None else _merge_crops(crops)
+        self._regions += [(part, reduction, self._decode_around(part, reduction)) for part in parts]
 
     def pixels(self, crop: Crop, *, reduction: Reduction = 1) -> Pixels:
         """Return the pixels of a crop at 1 / ``reduction`` of its width and height.
@@ -138,12 +138,12 @@ class EncodedImage:
         decoded already, ``reduction`` must be 1.
         """
         x, y, width, height = (-(-side // reduction) for side in crop)
-        pixels, left, top = self._around(crop, reduction)
+        pixels, left, top = self._decode_around(crop, reduction)
         x, y = x - left // reduction, y - top // reduction
-        found = pixels[y : y + height, x : x + width]
-        if found.shape[:2] != (height, width):
+        part = pixels[y : y + height, x : x + width]
+        if part.shape[:2] != (height, width):
             raise BadImage("decodes to fewer pixels than its header says", key=self.key)
-        return found
+        return part
 
     def cut(self, crop: Crop, *, reduction: Reduction = 1) -> tuple[bytes, int, int]:
         """Return an encoded part of a crop-ready image, and its x and y; any other image whole, with 0 and 0.
@@ -155,7 +155,7 @@ class EncodedImage:
             return bytes(self._image), 0, 0
         return cut.image[: -len(AHEAD)].tobytes(), cut.x, cut.y
 
-    def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
+    def _decode_around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that contain the crop, and the x and y in the image where they begin."""
         for part, fraction, decoded in self._regions:
             if fraction == reduction and part.holds(crop):
@@ -173,10 +173,10 @@ class EncodedImage:
                     return decoder(image)
             return decode(image, self._flags | REDUCED[reduction], key=self.key)
         finally:
-            _spent.seconds += perf_counter() - began
+            _time.seconds += perf_counter() - began
 
 
-def _merged(crops: Iterable[Crop]) -> list[Crop]:
+def _merge_crops(crops: Iterable[Crop]) -> list[Crop]:
     """Return rectangles that contain the crops, joined if that adds no pixels."""
     parts: list[Crop] = []
     for crop in sorted(crops, key=lambda crop: crop.area, reverse=True):

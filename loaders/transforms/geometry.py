@@ -41,15 +41,15 @@ class Span(NamedTuple):
     def pixels(self) -> npt.NDArray[np.int64]:
         """Return the image's pixel at the centre of each pixel, between two the later one: int64 [size]."""
         centres = 2 * (self.first + np.arange(self.size, dtype=np.int64)) + 1  # in half pixels
-        found = np.minimum(self.start + centres * self.length // (2 * self.resized), self.side - 1)
-        return found[::-1] if self.is_mirrored else found
+        pixels = np.minimum(self.start + centres * self.length // (2 * self.resized), self.side - 1)
+        return pixels[::-1] if self.is_mirrored else pixels
 
     def bounds(self) -> tuple[float, float]:
         """Return the beginning and end of the result, in pixels of the image."""
         low, high = (self.first * self.length, (self.first + self.size) * self.length)
         return self.start + low / self.resized, min(self.start + high / self.resized, self.side)
 
-    def moved(self, low: Places, high: Places) -> tuple[Places, Places]:
+    def to_result(self, low: Places, high: Places) -> tuple[Places, Places]:
         """Convert ranges from pixels of the image to pixels of the result."""
         low, high = (
             np.clip((at - self.start) * (self.resized / self.length) - self.first, 0, self.size)
@@ -83,12 +83,12 @@ class Turn(NamedTuple):
     reverses_x: bool = False
     reverses_y: bool = False
 
-    def pixels(self, stored: Array) -> Array:
+    def apply_to_pixels(self, stored: Array) -> Array:
         """Apply the turn to pixels [height, width, …]; return a view."""
         shown = stored.swapaxes(0, 1) if self.swaps else stored
         return shown[:: -1 if self.reverses_y else 1, :: -1 if self.reverses_x else 1]
 
-    def boxes(self, stored: Array) -> Array:
+    def apply_to_boxes(self, stored: Array) -> Array:
         """Apply the turn to boxes [n, 4] of fractions x_min, y_min, x_max, y_max; return new ones."""
         shown = stored[:, [1, 0, 3, 2]] if self.swaps else stored.copy()
         for x, reverses in enumerate((self.reverses_x, self.reverses_y)):
@@ -109,7 +109,7 @@ TURNS = (  # by EXIF orientation, from 1
 )
 
 
-def turn_of(image: Encoded, *, key: str | None = None) -> Turn:
+def find_turn(image: Encoded, *, key: str | None = None) -> Turn:
     """Return the turn that decoding applies to an image.
 
     A JPEG's is in its EXIF block. For other formats, or a corrupt EXIF block, the header's turn is checked by
@@ -123,14 +123,14 @@ def turn_of(image: Encoded, *, key: str | None = None) -> Turn:
     turn = TURNS[(png_orientation(encoded) or (read_image_header(encoded).orientation if is_webp else 1)) - 1]
     shown = decode(image, cv2.IMREAD_COLOR_RGB, key=key)
     stored = decode(image, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
-    if not np.array_equal(turn.pixels(stored), shown):
+    if not np.array_equal(turn.apply_to_pixels(stored), shown):
         raise BadImage("is rotated, but its header does not say how; use orientation='ignore'", key=key)
     return turn
 
 
 # OpenCV interpolates in steps of 1/2048 pixel: among 8192 starts, one is usually that near to a pixel.
 _STARTS = 8192
-NEAR = 1 / 32  # pixels between starts that photographs do not show
+INVISIBLE_SHIFT = 1 / 32  # pixels between starts that photographs do not show
 _REACH = 3  # pixels that cubic interpolation, the widest, reads on each side, and one for rounding
 
 
@@ -147,7 +147,7 @@ class Window(NamedTuple):
 
 
 @lru_cache(maxsize=256)  # many images have the same size
-def window_of(
+def resize_window(
     side: int,
     resized: int,
     *,
@@ -185,12 +185,12 @@ def window_of(
 
 
 SMOOTH = -1  # beside OpenCV's interpolations: smoothed, then bilinear
-SMOOTHED = 1.2, 3  # the range of pixels to one in which it is faster than area averages, and seldom worse
+SMOOTH_RANGE = 1.2, 3  # the range of pixels to one in which it is faster than area averages, and seldom worse
 _WIDENING = 1.1  # of the filter: photographs then differ least at 1.4 to 2 pixels to one
 _MOST_WEIGHT = 0.36  # likewise, at 2.5 pixels to one
 
 
-def smoothed(pixels: Array, across: float, down: float, shift: float) -> Array:
+def smooth(pixels: Array, across: float, down: float, shift: float) -> Array:
     """Smooth an image before it shrinks bilinearly by ``across`` and ``down`` pixels to one.
 
     Both steps together have about the variance of a triangle filter of that width, the filter of antialiased

@@ -68,13 +68,13 @@ class TargetOptions:
             raise UsageError(f"the arrays of a transform must have different names, not {', '.join(names)}")
 
     def _target_specs(self, height: int, width: int) -> tuple[ArraySpec, ...]:
-        found = [ArraySpec(name, (height, width), "uint8") for name in self.masks]
+        specs = [ArraySpec(name, (height, width), "uint8") for name in self.masks]
         if self.boxes is not None:
-            found.append(ArraySpec(self.boxes, (self.max_boxes, 4), "float32"))
+            specs.append(ArraySpec(self.boxes, (self.max_boxes, 4), "float32"))
             if self.box_labels is not None:
-                found.append(ArraySpec(self.box_labels, (self.max_boxes,), "int32"))
-            found.append(ArraySpec(BOX_COUNT, (), "int32"))
-        return tuple(found)
+                specs.append(ArraySpec(self.box_labels, (self.max_boxes,), "int32"))
+            specs.append(ArraySpec(BOX_COUNT, (), "int32"))
+        return tuple(specs)
 
     def _write_targets(
         self, record: TransformInput, across: Span, down: Span, arrays: Sequence[Array], *, turn: Turn
@@ -82,7 +82,7 @@ class TargetOptions:
         """Write the arrays of the specs for a result at this place of the turned image."""
         masks = len(self.masks)
         for name, out in zip(self.masks, arrays[:masks], strict=True):
-            mask = turn.pixels(mask_of(_column(record, name), name, key=record.key))
+            mask = turn.apply_to_pixels(parse_mask(_column(record, name), name, key=record.key))
             if mask.shape != (down.side, across.side):
                 height, width = mask.shape
                 raise BadTarget(
@@ -92,16 +92,16 @@ class TargetOptions:
             np.take(mask.take(down.pixels(), axis=0), across.pixels(), axis=1, out=out, mode="clip")
         if self.boxes is None:
             return
-        boxes = turn.boxes(boxes_of(_column(record, self.boxes), self.boxes, key=record.key))
-        kept, numbers = kept_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
+        boxes = turn.apply_to_boxes(parse_boxes(_column(record, self.boxes), self.boxes, key=record.key))
+        visible, numbers = visible_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
         size, many = (across.size, down.size), len(numbers)
         out, *labels, count = arrays[masks:]
-        out[:many] = kept if self.box_units == "pixels" else kept / (*size, *size)
+        out[:many] = visible if self.box_units == "pixels" else visible / (*size, *size)
         out[many:] = 0
         count[...] = many
-        if self.box_labels is not None:
-            given = labels_of(_column(record, self.box_labels), self.box_labels, len(boxes), key=record.key)
-            labels[0][:many], labels[0][many:] = given[numbers], NO_LABEL
+        if (column := self.box_labels) is not None:
+            values = parse_labels(_column(record, column), column, len(boxes), key=record.key)
+            labels[0][:many], labels[0][many:] = values[numbers], NO_LABEL
 
 
 def _column(record: TransformInput, name: str) -> Any:
@@ -115,18 +115,18 @@ def _form(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
+BOX_TOLERANCE = 0.01  # of a side: annotations are often rounded to whole pixels
 
 
-def boxes_of(value: Any, name: str, *, key: str) -> Places:
+def parse_boxes(value: Any, name: str, *, key: str) -> Places:
     """Return the boxes of a column, clipped to the image: float64 [n, 4], fractions. Raises BadTarget."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape[1:] != (4,):
         raise BadTarget(f"{name} is {_form(value)}; boxes are float32 [n, 4]", key=key)
     boxes = value.astype(np.float64)
-    is_within = ((boxes >= -BEYOND) & (boxes <= 1 + BEYOND)).all(axis=1)
-    is_right = is_within & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
-    if not is_right.all():
-        first = ", ".join(f"{side:g}" for side in boxes[is_right.argmin()])
+    is_within = ((boxes >= -BOX_TOLERANCE) & (boxes <= 1 + BOX_TOLERANCE)).all(axis=1)
+    is_valid = is_within & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    if not is_valid.all():
+        first = ", ".join(f"{side:g}" for side in boxes[is_valid.argmin()])
         raise BadTarget(
             f"{name} has the box [{first}]; boxes are x_min, y_min, x_max, y_max as fractions of the image, 0 to 1: "
             "divide pixels by its width and height",
@@ -135,7 +135,7 @@ def boxes_of(value: Any, name: str, *, key: str) -> Places:
     return boxes.clip(0, 1)
 
 
-def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int32]:
+def parse_labels(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int32]:
     """Return the labels of this number of boxes: int32 [n]. Raises BadTarget for other values."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.shape != (boxes,):
         raise BadTarget(f"{name} is {_form(value)}; the labels of {boxes} boxes are int32 [{boxes}]", key=key)
@@ -145,7 +145,7 @@ def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.
     return labels
 
 
-def kept_boxes(
+def visible_boxes(
     boxes: Places, across: Span, down: Span, *, least: float, most: int
 ) -> tuple[Places, npt.NDArray[np.int64]]:
     """Return the visible parts of boxes (fractions of the image), in pixels of the result, and their numbers.
@@ -154,17 +154,17 @@ def kept_boxes(
     ``most`` boxes those with the largest visible areas are kept, the earlier of equal ones.
     """
     low_x, low_y, high_x, high_y = (boxes * (across.side, down.side, across.side, down.side)).T
-    seen_x, seen_y = _seen(low_x, high_x, across), _seen(low_y, high_y, down)
+    seen_x, seen_y = _visible_ranges(low_x, high_x, across), _visible_ranges(low_y, high_y, down)
     wide, high = (np.maximum(last - first, 0) for first, last in (seen_x, seen_y))
     whole, seen = (high_x - low_x) * (high_y - low_y), wide * high
     numbers = np.flatnonzero((seen > 0) & (seen >= least * whole))
     if len(numbers) > most:
         numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
-    (left, right), (top, bottom) = across.moved(*seen_x), down.moved(*seen_y)
+    (left, right), (top, bottom) = across.to_result(*seen_x), down.to_result(*seen_y)
     return np.stack([left, top, right, bottom], axis=1)[numbers], numbers
 
 
-def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
+def _visible_ranges(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
     """Return the parts of the ranges that the span shows; empty ones may end before they begin."""
     first, last = span.bounds()
     return np.maximum(low, first), np.minimum(high, last)
@@ -172,10 +172,10 @@ def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
 
 Mask = npt.NDArray[np.uint8]
 
-INSTEAD = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint8[*,*]"
+MASK_ADVICE = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint8[*,*]"
 
 
-def mask_of(value: Any, name: str, *, key: str) -> Mask:
+def parse_mask(value: Any, name: str, *, key: str) -> Mask:
     """Return a mask of a column, uint8 [height, width]: an array, or the stored samples of a PNG.
 
     Samples are palette indices, not colours, and 0 and 1 for one bit. Raises BadTarget for other values, and
@@ -186,7 +186,7 @@ def mask_of(value: Any, name: str, *, key: str) -> Mask:
     is_png = isinstance(value, bytes) and value.startswith(PNG_SIGNATURE)
     samples = as_gray(value, key=key) if is_png else None
     if samples is None or samples[1] > 8:
-        raise BadTarget(f"{name} is {_form(value)}, which is not a mask: {INSTEAD}", key=key)
+        raise BadTarget(f"{name} is {_form(value)}, which is not a mask: {MASK_ADVICE}", key=key)
     gray, bits = samples
     pixels = decode(gray, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
     if bits < 8:  # OpenCV widens them to 0..255

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.loaders.transforms.contract import LibraryVersion, check_choice, in_arrays
+from shardprep.loaders.transforms.contract import LibraryVersion, check_choice, to_arrays
 from shardprep.loaders.transforms.decode import Pixels
-from shardprep.loaders.transforms.wrapper import WrappedTransform, seeded_globally
+from shardprep.loaders.transforms.wrapper import WrappedTransform, seed_global_generators
 
 try:
     import torch
@@ -61,8 +61,8 @@ class Torchvision(WrappedTransform):
             image = Image.fromarray(pixels)
         else:
             image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
-        with seeded_globally(rng):
-            return in_arrays(self.transform(image))
+        with seed_global_generators(rng):
+            return to_arrays(self.transform(image))
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -32,16 +32,16 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Reduction
 from shardprep.loaders.transforms.geometry import (
-    NEAR,
+    INVISIBLE_SHIFT,
     SMOOTH,
-    SMOOTHED,
+    SMOOTH_RANGE,
     TURNS,
     ShownPart,
     Span,
     Window,
-    smoothed,
-    turn_of,
-    window_of,
+    find_turn,
+    resize_window,
+    smooth,
 )
 from shardprep.loaders.transforms.targets import TargetOptions
 
@@ -75,7 +75,7 @@ class Choice(NamedTuple):
         return ShownPart(left, top, right - left, bottom - top, self.across.is_mirrored)
 
 
-def _make_plain(options: Any) -> None:
+def _normalize_options(options: Any) -> None:
     """Replace NumPy's numbers by Python's, and lists and arrays by tuples: to compare, and for JSON."""
     for each in fields(options):
         object.__setattr__(options, each.name, _plain(getattr(options, each.name)))
@@ -101,7 +101,7 @@ class ImageTransform(TargetOptions, ABC):
     orientation: Orientation = "ignore"
 
     def __post_init__(self) -> None:
-        _make_plain(self)
+        _normalize_options(self)
         check_choice("interpolation", self.interpolation, ("auto", *METHODS))
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
@@ -119,7 +119,7 @@ class ImageTransform(TargetOptions, ABC):
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
         """The specs of the image, in ``layout`` and ``dtype``, and of the masks and boxes."""
-        image = ArraySpec("image", self._format.shape(*self._sides), self._format.stored)
+        image = ArraySpec("image", self._format.shape(*self._sides), self._format.numpy_dtype)
         return (image, *self._target_specs(*self._sides))
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
@@ -130,14 +130,14 @@ class ImageTransform(TargetOptions, ABC):
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
         """Write :attr:`outputs` to C-contiguous arrays; ``targets`` follow the image."""
-        image = self.encoded(record)
+        image = self.open_image(record)
         self.render(record, image, self.choose(image, rng), rng, out, *targets)
 
     def shown(self, record: TransformInput, rng: np.random.Generator) -> ShownPart:
         """Return the part of the image that :meth:`fill` shows with the same random numbers."""
-        return self.choose(self.encoded(record), rng).shown
+        return self.choose(self.open_image(record), rng).shown
 
-    def encoded(self, record: TransformInput) -> EncodedImage:
+    def open_image(self, record: TransformInput) -> EncodedImage:
         return EncodedImage(record, orientation=self.orientation)
 
     @abstractmethod
@@ -156,7 +156,7 @@ class ImageTransform(TargetOptions, ABC):
         """Write all arrays of a choice; ``rng`` continues after :meth:`choose`."""
         self.draw(image, choice, rng, out)
         if targets:
-            turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
+            turn = find_turn(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
             self._write_targets(record, choice.across, choice.down, targets, turn=turn)
 
     @abstractmethod
@@ -179,8 +179,8 @@ class ImageTransform(TargetOptions, ABC):
         """Return the reduction at which to decode an image of which ``source`` pixels become ``result``."""
         if self.interpolation != "auto" or not image.is_reducible:
             return 1
-        one, other = (side / made for side, made in zip(source, result, strict=True))
-        ratio, least = math.sqrt(one * other), min(one, other)
+        across, down = (side / size for side, size in zip(source, result, strict=True))
+        ratio, least = math.sqrt(across * down), min(across, down)
         return next((by for by in REDUCTIONS if ratio >= by and least >= LEAST_RATIO * by), 1)
 
 
@@ -346,7 +346,7 @@ class EvalTransform(ImageTransform):
         fx, fy = (span.resized * reduction / span.length for span in (wide, high))
         pixels: Array = image.pixels(part, reduction=reduction)
         if method == SMOOTH:
-            pixels, method = smoothed(pixels, 1 / fx, 1 / fy, across.shift), cv2.INTER_LINEAR
+            pixels, method = smooth(pixels, 1 / fx, 1 / fy, across.shift), cv2.INTER_LINEAR
         pixels = cv2.resize(pixels, None, fx=fx, fy=fy, interpolation=method)
         rows, columns = self._sides
         self._format.write(pixels[top : top + rows, left : left + columns], out)
@@ -360,7 +360,7 @@ class EvalTransform(ImageTransform):
 
     def _windows(self, wide: Span, high: Span, reduction: Reduction, method: int) -> tuple[Window, Window]:
         across, down = (
-            window_of(
+            resize_window(
                 span.length,
                 span.resized,
                 first=span.first,
@@ -370,7 +370,7 @@ class EvalTransform(ImageTransform):
                 is_whole=method not in (SMOOTH, cv2.INTER_AREA) or span.resized * reduction > span.length,
                 slack=slack if method == SMOOTH else 0.0,
             )
-            for span, slack in ((wide, 0.5), (high, NEAR))  # the smoothing shifts across
+            for span, slack in ((wide, 0.5), (high, INVISIBLE_SHIFT))  # the smoothing shifts across
         )
         return across, down
 
@@ -378,7 +378,7 @@ class EvalTransform(ImageTransform):
         if self.interpolation == "auto":
             if shorter <= self.resize:
                 return cv2.INTER_LINEAR
-            return SMOOTH if SMOOTHED[0] <= shorter / self.resize <= SMOOTHED[1] else cv2.INTER_AREA
+            return SMOOTH if SMOOTH_RANGE[0] <= shorter / self.resize <= SMOOTH_RANGE[1] else cv2.INTER_AREA
         return METHODS[self.interpolation]
 
 
@@ -430,7 +430,7 @@ class Cut:
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
         """Return the JPEG, the crop's place in it, and whether it is mirrored."""
-        image = self.transform.encoded(record)
+        image = self.transform.open_image(record)
         choice = self.transform.choose(image, rng)
         jpeg, x, y = image.cut(choice.part, reduction=choice.reduction)
         crop = np.array([choice.crop.x - x, choice.crop.y - y, *choice.crop[2:]], np.int32)
@@ -509,7 +509,7 @@ class ColorJitter:
     saturation: float = 0.4
 
     def __post_init__(self) -> None:
-        _make_plain(self)
+        _normalize_options(self)
         strengths = (self.brightness, self.contrast, self.saturation)
         if not are_numbers(strengths, 3) or min(strengths) < 0:
             raise UsageError(f"the strengths of a colour jitter must be at least 0 and finite: {self}")

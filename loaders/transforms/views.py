@@ -67,40 +67,40 @@ class Views:
         if not isinstance(given, tuple | list | dict) or not given:
             raise UsageError(f"Views takes a list of transforms, or a dict of names to them, not {given!r}")
         if isinstance(given, dict):
-            kept: Any = {
-                name: tuple(each) if isinstance(each, tuple | list) else each for name, each in given.items()
+            transforms: Any = {
+                name: tuple(views) if isinstance(views, list) else views for name, views in given.items()
             }
-            if not all(isinstance(name, str) and name for name in kept) or () in kept.values():
+            if not all(isinstance(name, str) and name for name in given) or () in transforms.values():
                 raise UsageError(f"each view needs a name, and each name a transform, not {given!r}")
         else:
-            kept = tuple(given)
-        object.__setattr__(self, "transforms", kept)
+            transforms = tuple(given)
+        object.__setattr__(self, "transforms", transforms)
         self.outputs  # noqa: B018 - raises for transforms that do not fit together
 
     @cached_property
-    def each(self) -> tuple[Transform, ...]:
-        return tuple(view.transform for view in self._forms[1])
+    def view_transforms(self) -> tuple[Transform, ...]:
+        return tuple(view.transform for view in self._structure[1])
 
     @property
     def outputs(self) -> tuple[ArraySpec, ...]:
         """The specs of the arrays, grouped by views."""
-        return self._forms[0]
+        return self._structure[0]
 
     @cached_property
-    def _forms(self) -> tuple[tuple[ArraySpec, ...], tuple[_View, ...]]:
+    def _structure(self) -> tuple[tuple[ArraySpec, ...], tuple[_View, ...]]:
         """The outputs, and the views in their order."""
         given: Any = self.transforms
         if isinstance(given, dict):
             named = [(name, f"{name}_", "", views) for name, views in given.items()]
         else:
-            runs = [tuple(run) for _, run in groupby(given, key=_outputs)]
+            runs = [tuple(run) for _, run in groupby(given, key=_required_outputs)]
             ends = [f"_{number}" for number in range(len(runs))] if runs[1:] else [""]
             named = [(IMAGE + end, "", end, run) for end, run in zip(ends, runs, strict=True)]
         outputs, views = list[ArraySpec](), list[_View]()
         for name, before, behind, own in named:
             is_stacked = isinstance(own, tuple)
             transforms = own if is_stacked else (own,)
-            specs, *others = map(_outputs, transforms)
+            specs, *others = map(_required_outputs, transforms)
             if any(other != specs for other in others):
                 raise UsageError(f"the views {name!r} have different outputs: give them different names")
             arrays = slice(len(outputs), len(outputs) + len(specs))
@@ -127,31 +127,31 @@ class Views:
         crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
         chosen: list[Any] = []
         streams = _Streams(rng)
-        for number, (transform, own, place) in enumerate(self._forms[1]):
+        for number, (transform, own, place) in enumerate(self._structure[1]):
             random, rows = streams.of(number), tuple(array[place] for array in arrays[own])
             cropping = transform.crop if isinstance(transform, WrappedTransform) else transform
             if not isinstance(cropping, ImageTransform):
                 fill_rows(transform, record, random, rows)
                 continue
-            turned = cropping.orientation
-            if turned not in images:
-                images[turned] = cropping.encoded(record)
-            choice = cropping.choose(images[turned], random)
-            crops.setdefault((turned, choice.reduction), []).append(choice.part)
-            chosen.append((transform, images[turned], choice, random.bit_generator.state, rows))
-        for (turned, reduction), parts in crops.items():
-            images[turned].decode_together(parts, reduction=reduction)
+            orientation = cropping.orientation
+            if orientation not in images:
+                images[orientation] = cropping.open_image(record)
+            choice = cropping.choose(images[orientation], random)
+            crops.setdefault((orientation, choice.reduction), []).append(choice.part)
+            chosen.append((transform, images[orientation], choice, random.bit_generator.state, rows))
+        for (orientation, reduction), parts in crops.items():
+            images[orientation].decode_together(parts, reduction=reduction)
         for transform, image, choice, state, rows in chosen:
             transform.render(record, image, choice, streams.at(state), *rows)
 
     def shown(self, record: TransformInput, rng: np.random.Generator) -> tuple[ShownPart | None, ...]:
         """Return the part of the image that each view shows, None for a transform without ``shown``."""
         streams = _Streams(rng)
-        calls = (getattr(transform, "shown", None) for transform in self.each)
+        calls = (getattr(transform, "shown", None) for transform in self.view_transforms)
         return tuple(call(record, streams.of(view)) if call else None for view, call in enumerate(calls))
 
 
-def _outputs(transform: Transform) -> tuple[ArraySpec, ...]:
+def _required_outputs(transform: Transform) -> tuple[ArraySpec, ...]:
     specs = outputs_of(transform)
     if isinstance(transform, Views) or not specs:
         raise UsageError(

@@ -18,7 +18,7 @@ from shardprep.loaders.transforms.contract import (
     ArraySpec,
     TransformInput,
     check_choice,
-    checked_outputs,
+    check_outputs,
     write_rows,
 )
 from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Pixels, decode_rgb
@@ -42,7 +42,7 @@ class WrappedTransform(ABC):
                 f"transform must be a callable, such as a Compose([...]), not {self.transform!r}"
             )
         check_choice("orientation", self.orientation, ORIENTATIONS)
-        checked_outputs(self.outputs)
+        check_outputs(self.outputs)
         if self.crop is None:
             return
         if not isinstance(self.crop, TrainTransform | EvalTransform):
@@ -88,20 +88,20 @@ class WrappedTransform(ABC):
 
 
 @contextmanager
-def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
+def seed_global_generators(rng: np.random.Generator) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and PyTorch (CPU) within the context. Not thread-safe."""
     torch = sys.modules.get("torch")
-    of_torch = torch.random.default_generator if torch is not None else None
-    states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()
+    generator = torch.random.default_generator if torch is not None else None
+    states = random.getstate(), np.random.get_state(), generator and generator.get_state()
     words = rng.integers(1 << 32, size=3, dtype=np.uint32)
     try:
         random.seed(int(words[0]))
         np.random.seed(words[1])
-        if of_torch is not None:
-            of_torch.manual_seed(int(words[2]))
+        if generator is not None:
+            generator.manual_seed(int(words[2]))
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        if of_torch is not None:
-            of_torch.set_state(states[2])
+        if generator is not None:
+            generator.set_state(states[2])

@@ -14,7 +14,7 @@ from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.transforms.geometry import Span
-from shardprep.loaders.transforms.targets import kept_boxes
+from shardprep.loaders.transforms.targets import visible_boxes
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from support.image_files import chunk, encoded, exif_of, numbers_png, with_orientation
 from support.transform_examples import COFFEE, Example, rng
@@ -148,7 +148,7 @@ def test_boxes_are_those_of_a_slow_computation(
 ) -> None:
     given_boxes = np.array([[x[0], y[0], x[1], y[1]] for x, y in boxes], np.float64).reshape(-1, 4)
 
-    kept, numbers = kept_boxes(given_boxes, across, down, least=least, most=most)
+    kept, numbers = visible_boxes(given_boxes, across, down, least=least, most=most)
 
     expected = {}
     for number, (x, y) in enumerate(boxes):

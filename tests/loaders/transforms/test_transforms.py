@@ -136,7 +136,7 @@ def test_numbers_of_two_bytes_are_those_of_four_rounded_to_the_nearest(mean, std
 
     def made(dtype):
         form = PixelFormat(layout, dtype, mean, std)
-        out = np.empty(form.shape(5, 7), form.stored)
+        out = np.empty(form.shape(5, 7), form.numpy_dtype)
         form.write(image, out)
         return out
 
@@ -298,10 +298,10 @@ def test_a_train_image_lies_where_antialiased_resizing_of_its_crop_has_it(
 ) -> None:
     record = Record("key", 0, encoded(coarse(653, 701), suffix))
     transform = TrainTransform(size)
-    choice = transform.choice_of(transform.encoded(record), Crop(*crop), is_mirrored)
+    choice = transform.choice_of(transform.open_image(record), Crop(*crop), is_mirrored)
     made = np.empty((*size, 3), np.uint8)
 
-    transform.draw(transform.encoded(record), choice, rng(0), made)
+    transform.draw(transform.open_image(record), choice, rng(0), made)
 
     assert moved(made, record, choice.shown) < 0.03
 
