@@ -37,15 +37,15 @@ from shardprep.formats.images.decode import crashes_decoder
 from shardprep.formats.images.header import cause_of, read_image_header
 from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.records.schema import BadValue
-from shardprep.formats.runtime.jobs import JobRunner, counted
+from shardprep.formats.runtime.jobs import JobRunner, counted_range
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, count_of, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
+    add_resume_note,
+    describe_finished,
     finished_shards,
-    noting_kept,
-    shards_kept,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.manifest import Manifest, read_manifest
@@ -211,8 +211,8 @@ def convert_prepared(
                     work_folder.discard(OUTPUT_FILES)
     done = []
     for one in prepared:
-        kept = partial(shards_kept, one.output, [shard.name for shard in one.shards])
-        with noting_kept(kept, restarted=restart):
+        kept = partial(describe_finished, one.output, [shard.name for shard in one.shards])
+        with add_resume_note(kept, restarted=restart):
             done.append(convert_one(one))
     return done
 
@@ -299,7 +299,7 @@ def build_shards(
     home = versions_for(planned.options) if runner.executor else None
     jobs = shard_jobs(planned, shards, work_folder, home=home, builder=builder)
     finished = {shard.name for shard in shards} & finished_shards(prepared.output)
-    if kept := shards_kept(prepared.output, [shard.name for shard in shards]):
+    if kept := describe_finished(prepared.output, [shard.name for shard in shards]):
         runner.progress.note(f"{kept} already")
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     return runner.run(f"{verb} {listing.split}", jobs, work_folder.run, shards, finished)
@@ -707,7 +707,7 @@ def _checked(one: PreparedSplit, least: int | None, runner: JobRunner) -> _Findi
 
 def check_images(job: ShardJob) -> _Findings:
     """Read one shard's images and columns, check the images' headers, and hash a sample."""
-    found, places = _Findings(), counted(job.run, job.shard.number, len(job.entries))
+    found, places = _Findings(), counted_range(job.run, job.shard.number, len(job.entries))
     with closing(places), found.problems.collected(), job.reader.open() as reader:
         reader.expect(job.entries)
         for place in places:

@@ -50,8 +50,8 @@ from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
     WorkFolder,
-    noting_kept,
-    shards_kept,
+    add_resume_note,
+    describe_finished,
 )
 from shardprep.formats.shards.columns import (
     ColumnEntry,
@@ -240,7 +240,7 @@ def join(
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process in the meantime; try again", path=path)
-        with noting_kept(lambda: shards_kept(path, [shard.name for shard in manifest.shards])):
+        with add_resume_note(lambda: describe_finished(path, [shard.name for shard in manifest.shards])):
             entries = _built(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
             if added:
                 fields, custody = [one.field for one in added], [dict(one.custody) for one in added]

@@ -36,7 +36,7 @@ from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
     bytes_in_run_folders,
-    differences,
+    describe_differences,
     refuse_busy,
     refuse_other_plan,
 )
@@ -228,7 +228,7 @@ class PreparedSplit:
         if what == "images" and begun[what] != now[what]:
             begun |= SourceOptions.of_manifest(manifest.source).kept()
             now |= self.listing.options
-        if differing := differences(begun, now):
+        if differing := describe_differences(begun, now):
             raise PlanMismatch(
                 f"holds a finished dataset: {differing}; choose another folder, or remove this one",
                 path=place,
@@ -338,7 +338,7 @@ class Conversion:
         if not self.options.allow_network_fs:
             refuse_network(output, self.plan_options.container)
         waits = partial(progress.note, f"another part is reading the headers of {split}; waiting for it")
-        with WorkFolder(output, shared=True) as work_folder, work_folder.turn("listing", waits):
+        with WorkFolder(output, shared=True) as work_folder, work_folder.critical_section("listing", waits):
             stored = StoredEntries(work_folder.folder, known_by)
             if stored.read() is None and not (listing := source.survey(split)).problems:
                 stored.write(listing.entries, work_folder.run)

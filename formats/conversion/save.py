@@ -63,7 +63,7 @@ from shardprep.formats.records.schema import (
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
 from shardprep.formats.runtime.json_record import is_text
-from shardprep.formats.runtime.processes import packed, usable_cpus
+from shardprep.formats.runtime.processes import pickle_for_worker, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.columns import BOX_COLUMNS
@@ -234,7 +234,7 @@ def _jobs(
     unfinished shards in one pass.
     """
     elsewhere = None if workers == 0 else source.elsewhere()
-    if elsewhere is not None and (data := packed(elsewhere)) is not None:
+    if elsewhere is not None and (data := pickle_for_worker(elsewhere)) is not None:
         builder = partial(build_fetched, data, coder)
         yield from shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
         return

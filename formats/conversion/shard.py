@@ -35,7 +35,7 @@ from shardprep.formats.runtime.files import (
     publishing,
     temporary_path,
 )
-from shardprep.formats.runtime.jobs import Job, Unit, counted
+from shardprep.formats.runtime.jobs import Job, Unit, counted_range
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, parse_fields
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import (
@@ -272,7 +272,7 @@ class ShardJob(Job[Any]):
             with self.reader.open() as reader:
                 _sample(self, reader, self.entries[place])
 
-    def crashed(self, place: int, signal: str) -> Self:
+    def with_crash_at(self, place: int, signal: str) -> Self:
         return replace(self, crashes={**self.crashes, place: signal})
 
     def writes(self, name: str) -> bool:
@@ -421,7 +421,7 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
 
 def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
     """Yield the shard's samples in order; raise bad ones, or append them to ``skipped``."""
-    places = counted(job.run, job.shard.number, len(job.entries))
+    places = counted_range(job.run, job.shard.number, len(job.entries))
     with closing(places), job.reader.open() as reader:
         reader.expect(job.entries)
         for done in places:

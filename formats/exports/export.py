@@ -23,19 +23,19 @@ from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
-from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted
+from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted_range
 from shardprep.formats.runtime.json_record import canonical_json, parse_as, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
-    differences,
+    add_resume_note,
+    describe_differences,
+    describe_finished,
     finished_shards,
-    noting_kept,
     refuse_busy,
     refuse_other_plan,
     remove_leftover,
-    shards_kept,
 )
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import Manifest
@@ -196,7 +196,7 @@ class _Export:
             remove_leftover(self.output)
         else:
             names = [unit.name for unit in self.units]
-            kept = noting_kept(lambda: shards_kept(self.output, names))
+            kept = add_resume_note(lambda: describe_finished(self.output, names))
             with kept, WorkFolder(self.output) as work_folder:
                 marker = self._built(work_folder, {} if self.format.has_parts else intact, runner)
         return Exported(
@@ -217,7 +217,7 @@ class _Export:
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
         done = finished_shards(self.output)
-        if kept := shards_kept(self.output, [unit.name for unit in self.units]):
+        if kept := describe_finished(self.output, [unit.name for unit in self.units]):
             runner.progress.note(f"{kept} already")
         dataset = self.dataset.absolute()
         jobs = (_Job(dataset, self.format, places, unit, self._names(unit)) for unit in wanted)
@@ -257,7 +257,7 @@ class _Export:
             return None
         except (ValueError, TypeError, KeyError) as error:
             raise DataError("was not written by an export; export to another folder", path=path) from error
-        if differing := differences(plan, self._guard):
+        if differing := describe_differences(plan, self._guard):
             issue = f"holds a finished export: {differing}; choose another folder, or remove this one"
             raise PlanMismatch(issue, path=self.output)
         return units, about_all
@@ -314,7 +314,7 @@ class _Job(Job[FileEntry]):
 
     def _records(self) -> Iterator[ExportRecord]:
         dataset, boxes = _opened(self.dataset, self.format.source.root, self.places.run)
-        with closing(counted(self.places.run, self.shard.number, len(self.names))) as places:
+        with closing(counted_range(self.places.run, self.shard.number, len(self.names))) as places:
             for done in places:
                 number = self.shard.first + done
                 record = dataset[number]

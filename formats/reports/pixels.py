@@ -17,7 +17,7 @@ from blake3 import blake3
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
 from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decode
 from shardprep.formats.images.header import JPEG_SIGNATURE
-from shardprep.formats.runtime.jobs import completed
+from shardprep.formats.runtime.jobs import completed_calls
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.shards.dataset import Dataset
@@ -290,7 +290,7 @@ class ImageReading:
         with (
             self.progress.task(f"{verb} {manifest.split}", records=len(records), size=size),
             closing(
-                completed(
+                completed_calls(
                     lambda: halves.pop() if halves else next(looks, None),
                     lambda one: self.pool.submit(one.made),
                     self.workers + 1,

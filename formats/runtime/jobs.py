@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError, WorkerDied
 from shardprep.formats.runtime.files import Descriptor, Owner, name_in_os_errors
-from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
+from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, call_isolated, usable_cpus
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_int, report_shards
 
 COUNTERS_NAME = "counters"
@@ -84,7 +84,7 @@ class Job(ABC, Generic[Built]):
     def decode(self, place: int) -> None:
         """Decode one image, unless it is known to crash. Raises BadImage; the process may crash."""
 
-    def crashed(self, place: int, signal: str) -> Self:
+    def with_crash_at(self, place: int, signal: str) -> Self:
         """Return the job, with the image at ``place`` known to crash the decoder with this signal."""
         return self
 
@@ -115,7 +115,7 @@ class ProgressCounters(Owner):
         return np.fromfile(self._path, dtype="<i8")  # reopened each time: NFS then shows other hosts' writes
 
 
-def counted(run: Path, number: int, count: int) -> Generator[int]:
+def counted_range(run: Path, number: int, count: int) -> Generator[int]:
     """Yield 0 to ``count`` - 1, and note how many are done in a unit's counter in the folder of a run.
 
     The parent on the same host reads it at once. A worker on another host may share the file over NFS, which
@@ -131,7 +131,7 @@ def counted(run: Path, number: int, count: int) -> Generator[int]:
                 yield done
 
 
-def completed(
+def completed_calls(
     take: Callable[[], K | None], submit: Callable[[K], Future[T]], at_once: int
 ) -> Generator[tuple[K, Future[T]] | None]:
     """Submit each key from ``take`` until that returns None; yield the key with its future once done.
@@ -193,78 +193,78 @@ class JobRunner(Owner):
         If a local worker dies, its job runs again. If that worker dies as well, WorkerDied names the record
         it was at. An image that crashes a worker, and then a process that decodes it alone, is a bad image.
         """
-        left = [unit for unit in units if unit.name not in done]
-        records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
-        kept = {unit.number for unit in units if unit.name in done}
-        run = _Run(iter(jobs), ProgressCounters(folder, units), self.progress, kept)
+        remaining = [unit for unit in units if unit.name not in done]
+        records, size = sum(unit.records for unit in remaining), sum(unit.size for unit in remaining)
+        earlier = {unit.number for unit in units if unit.name in done}
+        run = _Run(iter(jobs), ProgressCounters(folder, units), self.progress, earlier)
         with self.progress.task(title, records=records, size=size):
             if self.executor is not None:
-                run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
+                run.build_on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
             else:
                 count = usable_cpus() if self.workers is None else self.workers
-                if (first := run.here() if count == 0 else run.take()) is not None:
-                    run.again.append(first)
+                if (first := run.build_here() if count == 0 else run.next_job()) is not None:
+                    run.repeated.append(first)
                     with WorkerPool(max(1, count)) as pool:
-                        run.on(pool, count + 1)
+                        run.build_on(pool, count + 1)
         return [run.built[number] for number in sorted(run.built)]
 
 
 @dataclass
 class _Run(Generic[Built]):
-    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first."""
+    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``repeated`` run first."""
 
     jobs: Iterator[Job[Built]]
     counters: ProgressCounters
     progress: Progress
-    kept: set[int]  # numbers of the units that were done before, which are no part of the progress
-    again: deque[Job[Built]] = field(default_factory=deque)
+    earlier: set[int]  # numbers of the units that were done before, which are no part of the progress
+    repeated: deque[Job[Built]] = field(default_factory=deque)
     built: dict[int, Built] = field(default_factory=dict)
-    told: int = 0
+    reported: int = 0
     retried: set[int] = field(default_factory=set)
 
-    def take(self) -> Job[Built] | None:
-        return self.again.popleft() if self.again else next(self.jobs, None)
+    def next_job(self) -> Job[Built] | None:
+        return self.repeated.popleft() if self.repeated else next(self.jobs, None)
 
-    def here(self) -> Job[Built] | None:
+    def build_here(self) -> Job[Built] | None:
         """Build in this process until a job decodes images, and return that job."""
-        while (job := self.take()) is not None and not job.decodes:
+        while (job := self.next_job()) is not None and not job.decodes:
             self.built[job.shard.number] = job.build()
-            self._tell()
+            self._report()
         return job
 
-    def on(self, executor: Executor, at_once: int) -> None:
+    def build_on(self, executor: Executor, at_once: int) -> None:
         is_pool = isinstance(executor, WorkerPool)
 
         def submit(job: Job[Built]) -> Future[Any]:
-            return executor.submit(job.build) if is_pool else _call_of(job).submitted(executor)
+            return executor.submit(job.build) if is_pool else _executor_call(job).submit_to(executor)
 
-        with closing(completed(self.take, submit, at_once)) as finished:
+        with closing(completed_calls(self.next_job, submit, at_once)) as finished:
             for done in finished:
                 if done is None:
-                    self._tell()
+                    self._report()
                     continue
                 job, future = done
                 try:
-                    value = future.result() if is_pool else _call_of(job).value_of(future)
+                    value = future.result() if is_pool else _executor_call(job).result_of(future)
                 except (ChildDied, ChildLost) as error:
-                    self.again.append(self._retry(job, error))
+                    self.repeated.append(self._retry(job, error))
                 else:
                     self.built[job.shard.number] = value
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self.progress.at(*self.counters.total())
-        if (told := len(self.built.keys() - self.kept)) > self.told:
-            self.told = told
-            report_shards(self.progress, told, self.counters.units - len(self.kept))
+        if (count := len(self.built.keys() - self.earlier)) > self.reported:
+            self.reported = count
+            report_shards(self.progress, count, self.counters.units - len(self.earlier))
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
         number, at = job.shard.number, self.counters.done(job.shard.number)
         if isinstance(error, ChildDied):
             try:
-                isolated(DECODE_TIMEOUT_S, job.decode, at)
+                call_isolated(DECODE_TIMEOUT_S, job.decode, at)
             except ChildDied as crash:
-                return job.crashed(at, crash.signal)
+                return job.with_crash_at(at, crash.signal)
             except (ShardprepError, OSError):  # reported when the file is built again
                 pass
         if number in self.retried:
@@ -279,7 +279,7 @@ class _Run(Generic[Built]):
         return job
 
 
-def _call_of(job: Job[Built]) -> ExecutorCall[Built]:
+def _executor_call(job: Job[Built]) -> ExecutorCall[Built]:
     return ExecutorCall(job.build, job.output, job.shard.name, "Run it again: finished shards are kept")
 
 
@@ -296,41 +296,41 @@ class ExecutorFailed(OperationError):
 class ExecutorCall(Generic[T]):
     """A picklable call for a shard or another file of the dataset at ``path``.
 
-    The call returns its errors, which tells them from the executor's own. ``kept`` ends the message about
+    The call returns its errors, which tells them from the executor's own. ``advice`` ends the message about
     these, and says what a second run keeps.
     """
 
     call: Callable[[], T]
     path: str | os.PathLike[str]
     shard: str
-    kept: str = "Then run it again"
+    advice: str = "Then run it again"
 
-    def submitted(self, executor: Executor) -> Future[T | Exception]:
+    def submit_to(self, executor: Executor) -> Future[T | Exception]:
         """Submit the call. Raises ExecutorFailed if the executor refuses it."""
         try:
             return executor.submit(_value_or_error, self.call)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._executor_error(error) from error
 
-    def value_of(self, future: Future[T | Exception]) -> T:
+    def result_of(self, future: Future[T | Exception]) -> T:
         """Return the call's result, or raise its error; ExecutorFailed for an error of the executor."""
         try:
             value = future.result()
         except BaseException as error:
             # asyncio's CancelledError, which some executors raise, is not an Exception.
             if isinstance(error, Exception) or type(error).__name__ == "CancelledError":
-                raise self._failed(error) from error
+                raise self._executor_error(error) from error
             raise
         if isinstance(value, Exception):
             raise value
         return value
 
-    def _failed(self, error: BaseException) -> ExecutorFailed:
+    def _executor_error(self, error: BaseException) -> ExecutorFailed:
         first_line = next((line for line in str(error).splitlines() if line.strip()), "")  # logs may follow
-        said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+        reason = f"{type(error).__name__}: {first_line}".removesuffix(": ")
         return ExecutorFailed(
-            f"the executor did not run this shard's job ({said}); check that its workers are alive, "
-            f"reachable and have this version of shardprep. {self.kept}",
+            f"the executor did not run this shard's job ({reason}); check that its workers are alive, "
+            f"reachable and have this version of shardprep. {self.advice}",
             path=self.path,
             shard=self.shard,
         )
@@ -424,7 +424,7 @@ class RayExecutor(Owner, Executor):
         """Fail all calls once the head at this address has been silent for HEAD_SILENT_S."""
         silent_s = 0.0  # counted by attempts: this process may be stopped meanwhile, as by Ctrl-Z
         while not self._end.wait(HEAD_INTERVAL_S):
-            silent_s = 0.0 if _answers(head) else silent_s + HEAD_INTERVAL_S
+            silent_s = 0.0 if _is_reachable(head) else silent_s + HEAD_INTERVAL_S
             if silent_s > HEAD_SILENT_S:
                 self._silent = head
                 self._end.set()
@@ -451,7 +451,7 @@ def _settle(future: Future[T], done: Future[T]) -> None:
             future.set_exception(error)
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), HEAD_INTERVAL_S).close()

@@ -31,8 +31,8 @@ class LoopThread(Owner, AbstractContextManager["LoopThread"]):
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
         self._thread = threading.Thread(target=_run, args=[self._loop], name="shardprep-loop", daemon=True)
-        self._dropped = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
-        self._dropped.atexit = False
+        self._finalizer = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._finalizer.atexit = False
         self._thread.start()
         return self
 
@@ -60,7 +60,7 @@ class LoopThread(Owner, AbstractContextManager["LoopThread"]):
         self.begin(_cancel_others()).result()
 
     def __exit__(self, *exc: object) -> None:
-        if self._dropped.detach():
+        if self._finalizer.detach():
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -68,7 +68,7 @@ class LoopThread(Owner, AbstractContextManager["LoopThread"]):
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until it is stopped, and then until all its coroutines and blocking calls have ended."""
     loop.run_forever()
-    loop.run_until_complete(_all_ended())
+    loop.run_until_complete(_finish_all())
     loop.close()
 
 
@@ -77,33 +77,33 @@ async def _cancel_others() -> None:
         task.cancel()
 
 
-async def _all_ended() -> None:
+async def _finish_all() -> None:
     """Wait for all other tasks and for the threads."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
-    """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
-    waiting = iter(works)
+async def run_all(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
+    """Run all calls, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
+    remaining = iter(calls)
     failures: Sequence[BaseException] = ()
 
-    async def run_waiting() -> None:
-        for work in waiting:
-            await work()
+    async def run_remaining() -> None:
+        for call in remaining:
+            await call()
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(works))):
-                group.create_task(run_waiting())
+            for _ in range(min(at_once, len(calls))):
+                group.create_task(run_remaining())
     except BaseExceptionGroup as error:
         failures = error.exceptions
     for failure in failures:  # outside of the handler, which would replace the failure's own context
         raise failure
 
 
-async def in_thread(call: Callable[..., T], *arguments: object) -> T:
+async def call_in_thread(call: Callable[..., T], *arguments: object) -> T:
     """Call a blocking function in a thread. A cancellation waits for it, since it may use a descriptor.
 
     Once the loop or the program is shutting down, which allows no new threads, the function is called here.

@@ -70,7 +70,7 @@ def starting_process() -> Iterator[None]:
     this = multiprocessing.current_process()
     with _start_lock:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        was_daemonic, known = this.daemon, spawn.get_preparation_data
+        was_daemonic, original = this.daemon, spawn.get_preparation_data
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_PROGRAM)
             resource_tracker.ensure_running()  # starting it later would unblock SIGINT
@@ -84,22 +84,22 @@ def starting_process() -> Iterator[None]:
                 "a worker process ended as soon as it started; start the work again"
             ) from error
         finally:
-            this.daemon, spawn.get_preparation_data, _this_thread.is_starting = was_daemonic, known, False
+            this.daemon, spawn.get_preparation_data, _this_thread.is_starting = was_daemonic, original, False
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _preparation_data(name: str) -> dict[str, Any]:
     """Let children that this thread starts not import the main module; those of other threads do."""
-    given = get_preparation_data(name)
+    data = get_preparation_data(name)
     if not is_starting_process():
-        return given
-    return {key: value for key, value in given.items() if not key.startswith("init_main")}
+        return data
+    return {key: value for key, value in data.items() if not key.startswith("init_main")}
 
 
 def main_module() -> dict[str, str]:
     """Return where this process's main module is, for :func:`import_main` in a child."""
-    given = get_preparation_data("")
-    return {name: value for name, value in given.items() if name.startswith("init_main")}
+    data = get_preparation_data("")
+    return {name: value for name, value in data.items() if name.startswith("init_main")}
 
 
 def import_main(main: Mapping[str, str]) -> None:
@@ -131,11 +131,11 @@ def exit_descriptor(pid: int) -> Descriptor:
         exited = Descriptor(os.eventfd(0, os.EFD_CLOEXEC))
         # The thread has a descriptor of its own, because this one may be closed while it waits.
         own = Descriptor(os.dup(exited.fileno()))
-        threading.Thread(target=_wait, args=(pid, own), name="shardprep-exit", daemon=True).start()
+        threading.Thread(target=_report_exit, args=(pid, own), name="shardprep-exit", daemon=True).start()
         return exited
 
 
-def _wait(pid: int, exited: Descriptor) -> None:
+def _report_exit(pid: int, exited: Descriptor) -> None:
     with suppress(ChildProcessError):  # the program reaped it
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     os.eventfd_write(exited.fileno(), 1)
@@ -145,7 +145,7 @@ def _wait(pid: int, exited: Descriptor) -> None:
 PARENT_POLL_MS = 1000  # between two checks of the parent, without pidfd
 
 
-def _watch(parent: int, connection: int) -> None:
+def _exit_with_parent(parent: int, connection: int) -> None:
     """End this process once its parent exits or closes the connection, the descriptor of a socket to it.
 
     PR_SET_PDEATHSIG would not do: it is tied to the thread that started this process.
@@ -187,11 +187,11 @@ class Channel(Owner):
 
     def send(self, *parts: Part) -> None:
         """Send the parts as one message, blocking. Raises OSError if the other end is closed."""
-        self._end.sendall(_joined(parts), socket.MSG_NOSIGNAL)
+        self._end.sendall(_encode_message(parts), socket.MSG_NOSIGNAL)
 
     def post(self, *parts: Part) -> None:
         """Queue the parts as one message for :meth:`flush`."""
-        self._unsent += _joined(parts)
+        self._unsent += _encode_message(parts)
 
     def flush(self) -> bool:
         """Send queued messages without blocking; return whether all are sent. Raises OSError as ``send``."""
@@ -208,7 +208,7 @@ class Channel(Owner):
                 return None
         return message
 
-    def arrived(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[bytes]:
         """Yield the messages received so far, without blocking; set ``ended`` if no more can come."""
         with suppress(BlockingIOError):
             while self._read(socket.MSG_DONTWAIT):
@@ -244,29 +244,29 @@ class Channel(Owner):
         return message
 
 
-def _joined(parts: tuple[Part, ...]) -> bytes:
+def _encode_message(parts: tuple[Part, ...]) -> bytes:
     return b"".join((_LENGTH.pack(sum(len(part) for part in parts)), *parts))
 
 
-_started: weakref.WeakSet[SpawnProcess] = weakref.WeakSet()
+_children: weakref.WeakSet[SpawnProcess] = weakref.WeakSet()
 
 
-def _forget_started() -> None:
+def _forget_children() -> None:
     """In a forked copy, forget the children, which multiprocessing would end when the copy exits.
 
     A start by another thread, which the copy lacks, would also keep the lock.
     """
     global _start_lock
     _start_lock = threading.Lock()
-    for process in _started:
+    for process in _children:
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
 
 
-os.register_at_fork(after_in_child=_forget_started)
+os.register_at_fork(after_in_child=_forget_children)
 
 
 class SpawnedProcess(Owner):
-    """A process that calls ``target(channel, **given)``, and this process's end of the channel.
+    """A process that calls ``target(channel, **kwargs)``, and this process's end of the channel.
 
     The process ends when this one does. It does not import the main module, which would run a user's script
     again.
@@ -280,14 +280,14 @@ class SpawnedProcess(Owner):
     Raises OperationError if the system allows no further process.
     """
 
-    def __init__(self, target: Callable[..., None], *, name: str | None = None, **given: Any) -> None:
+    def __init__(self, target: Callable[..., None], *, name: str | None = None, **kwargs: Any) -> None:
         open_streams()
         parent_end, child_end = socket.socketpair()
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
         self._has_ended = False
-        arguments = (os.getpid(), child_end, target, given)
-        self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
+        args = (os.getpid(), child_end, target, kwargs)
+        self._process = SPAWN.Process(target=_run_child, args=args, name=name, daemon=True)
         try:
             with child_end, starting_process():
                 self._process.start()
@@ -298,7 +298,7 @@ class SpawnedProcess(Owner):
                 self._process.kill()
                 self._process.join()
             raise
-        _started.add(self._process)
+        _children.add(self._process)
 
     @property
     def pid(self) -> int:
@@ -351,13 +351,13 @@ class SpawnedProcess(Owner):
         return self.exit_code
 
 
-def _run_child(parent: int, end: socket.socket, target: Callable[..., None], given: dict[str, Any]) -> None:
+def _run_child(parent: int, end: socket.socket, target: Callable[..., None], kwargs: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     watch = (parent, end.fileno())
-    threading.Thread(target=_watch, args=watch, name="shardprep-parent", daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=watch, name="shardprep-parent", daemon=True).start()
     try:
-        target(Channel(end), **given)
+        target(Channel(end), **kwargs)
     finally:
         end.detach()  # the connection ends with the process, not earlier
 
@@ -365,7 +365,7 @@ def _run_child(parent: int, end: socket.socket, target: Callable[..., None], giv
 MOST_BYTES = 4 << 20
 
 
-def packed(value: object) -> bytes | None:
+def pickle_for_worker(value: object) -> bytes | None:
     """Pickle an object for ``ForkingPickler.loads`` in a worker process.
 
     Returns None if it takes more than MOST_BYTES, cannot be pickled, or names the main module, whose classes
@@ -377,10 +377,10 @@ def packed(value: object) -> bytes | None:
     except Exception:  # its classes may raise anything
         return None
     data = file.getvalue()
-    return None if names_main(data) else data
+    return None if refers_to_main(data) else data
 
 
-def names_main(data: bytes) -> bool:
+def refers_to_main(data: bytes) -> bool:
     """Whether a pickle refers to the main module, whose name may also be within a text, such as a path.
 
     In a child that multiprocessing spawned, that module is called ``__mp_main__``, also within pickled bytes.
@@ -390,8 +390,8 @@ def names_main(data: bytes) -> bool:
     from pickletools import genops  # start-up time
 
     return any(
-        b"__mp_main__" in found if isinstance(found, bytes) else found in ("__main__", "__mp_main__")
-        for _, found, _ in genops(data)
+        b"__mp_main__" in value if isinstance(value, bytes) else value in ("__main__", "__mp_main__")
+        for _, value, _ in genops(data)
     )
 
 
@@ -466,11 +466,11 @@ class Child(Owner, AbstractContextManager["Child"]):
         Raises ChildLost after ``seconds``, which begin once the process is ready; None waits without end.
         """
         if not self._is_ready:
-            if self._answer(START_TIMEOUT_S) is None:
+            if self._receive_answer(START_TIMEOUT_S) is None:
                 raise not_ready(START_TIMEOUT_S)
             self._is_ready = True
         self._process.channel.post(ForkingPickler.dumps((call, args, kwargs)))
-        answer = self._answer(math.inf if seconds is None else seconds)
+        answer = self._receive_answer(math.inf if seconds is None else seconds)
         if answer is None:
             raise ChildLost(f"no answer within {seconds:.0f} seconds")
         failed, value = ForkingPickler.loads(answer)
@@ -478,26 +478,26 @@ class Child(Owner, AbstractContextManager["Child"]):
             raise value
         return value  # type: ignore[no-any-return]
 
-    def _answer(self, seconds: float) -> bytes | None:
+    def _receive_answer(self, seconds: float) -> bytes | None:
         """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
         process = self._process
         while True:
             has_exited = process.has_exited()  # checked first, so messages sent before the exit are received
             try:
                 is_sent = process.channel.flush()
-                for message in process.channel.arrived():
+                for message in process.channel.messages():
                     return message
             except OSError:  # it closed the channel while the call was being sent
                 has_exited = True
             if has_exited or process.channel.ended:
-                raise self._ended()
+                raise self._exit_error()
             if seconds <= 0:
                 return None
             began = monotonic()
             process.wait_for_news(min(MOST_COUNTED_S, seconds), to_send=not is_sent)
             seconds -= min(MOST_COUNTED_S, monotonic() - began)
 
-    def _ended(self) -> ChildDied | ChildLost:
+    def _exit_error(self) -> ChildDied | ChildLost:
         code = self._process.end(EXIT_TIMEOUT_S)
         if code is None:
             return ChildLost(
@@ -520,7 +520,7 @@ class Child(Owner, AbstractContextManager["Child"]):
         self._process.end(0)
 
 
-def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+def call_isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Make a call in a new process, like :meth:`Child.call`. Thread-safe."""
     with Child() as child:
         return child.call(seconds, call, *args, **kwargs)
@@ -628,20 +628,20 @@ class WorkerPool(Owner, Executor):
                 raise ChildLost("the work was ended")
             child = self._idle.pop() if self._idle else Child()
             self._busy.add(child)
-        is_kept = is_clean is None
+        is_reusable = is_clean is None
         try:
             value = child.call(seconds, fn, *args, **kwargs)
-            is_kept = is_clean is None or is_clean(value)
+            is_reusable = is_clean is None or is_clean(value)
             return value
         except (ChildDied, ChildLost, WorkerDied):
-            is_kept = False
+            is_reusable = False
             raise
         finally:
             with self._lock:
                 self._busy.remove(child)
-                if is_kept:
+                if is_reusable:
                     self._idle.append(child)
-            if not is_kept:
+            if not is_reusable:
                 child.__exit__()
 
     def kill(self) -> None:

@@ -124,7 +124,7 @@ class WorkFolder(Owner):
         try:
             if not self._try_lock():
                 raise OutputBusy(BUSY, path=self.output)
-            with self.turn("beginning"):
+            with self.critical_section("beginning"):
                 for path in self.folder.glob(f"{_PREFIX}*"):
                     if not (self._shared and _is_locked(path / ALIVE_NAME)):
                         remove_run_folder(path)
@@ -151,17 +151,17 @@ class WorkFolder(Owner):
             return False
 
     @contextmanager
-    def turn(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def critical_section(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """A critical section ``name`` among the processes that share the folder.
 
-        Calls ``waits`` before waiting for another process. The death of a process ends its turn.
+        Calls ``on_wait`` before waiting for another process. The death of a process ends its turn.
         """
         if not self._shared:
             yield
             return
         with closing(_lock_file(self.folder / f"{name}.lock")) as lock:
             if not lock.lock(wait=False):
-                waits()
+                on_wait()
                 lock.lock()
             yield
 
@@ -187,7 +187,7 @@ class WorkFolder(Owner):
 
     def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
         """Store the plan of this work. Raises PlanMismatch if work with another plan was begun here."""
-        with self.turn("planning"):
+        with self.critical_section("planning"):
             refuse_other_plan(self.output, guard, work=work)
             path = self.folder / PLAN_NAME
             if not path.exists():
@@ -243,7 +243,7 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     if not path.exists():
         return
     try:
-        differing = differences(parse_canonical_json(path.read_bytes()), guard)
+        differing = describe_differences(parse_canonical_json(path.read_bytes()), guard)
     except (ValueError, TypeError) as error:
         differing = f"its {PLAN_NAME} cannot be read ({error})"
     if differing:
@@ -256,7 +256,7 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         )
 
 
-def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def describe_differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe how the plan ``begun`` differs from the plan ``now``; empty if it does not.
 
     Names options with their old and new values. Names other parts only if no option differs, because their
@@ -266,7 +266,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "container" in names:
         names = [name for name in names if name != "writer"]  # each container has its own
     options = [name for name in names if name not in NOT_OPTIONS]
-    changed = [f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}" for name in options]
+    changed = [f"{_flag(name)} was {_format(name, begun)}, is now {_format(name, now)}" for name in options]
     return ", ".join(changed or [f"{name} changed" for name in names])
 
 
@@ -276,7 +276,7 @@ def _flag(option: str) -> str:
     return "--format" if option == "container" else "--" + option.replace("_", "-")
 
 
-def _shown(name: str, options: Mapping[str, Any]) -> str:
+def _format(name: str, options: Mapping[str, Any]) -> str:
     value = options.get(name)
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
@@ -297,18 +297,18 @@ def finished_shards(output: Path) -> set[str]:
     return {path.stem for path in (output / WORK_FOLDER_NAME).glob("*.commit")}
 
 
-def shards_kept(output: Path, names: Collection[str], done: str = "done") -> str:
-    """Describe how many of these shards are finished, for :func:`noting_kept`; empty for none."""
-    found = len(finished_shards(output).intersection(names))
-    are = "is" if found == 1 else "are"
-    return f"{found} of {count_of(len(names), 'shard')} {are} {done}" if found else ""
+def describe_finished(output: Path, names: Collection[str], done: str = "done") -> str:
+    """Describe how many of these shards are finished, for :func:`add_resume_note`; empty for none."""
+    finished = len(finished_shards(output).intersection(names))
+    are = "is" if finished == 1 else "are"
+    return f"{finished} of {count_of(len(names), 'shard')} {are} {done}" if finished else ""
 
 
 @contextmanager
-def noting_kept(kept: Callable[[], str], *, restarted: bool = False) -> Iterator[None]:
+def add_resume_note(describe: Callable[[], str], *, restarted: bool = False) -> Iterator[None]:
     """Add a note on what the next run keeps to an interruption, such as KeyboardInterrupt.
 
-    ``kept`` returns the note's text; an empty text adds no note, nor is one added to an Exception. With
+    ``describe`` returns the note's text; an empty text adds no note, nor is one added to an Exception. With
     ``restarted``, the note says not to restart again.
     """
     try:
@@ -316,6 +316,6 @@ def noting_kept(kept: Callable[[], str], *, restarted: bool = False) -> Iterator
     except Exception:
         raise
     except BaseException as interruption:
-        if text := kept():
+        if text := describe():
             interruption.add_note(f"{text}; run it again{', without restart,' * restarted} to continue")
         raise

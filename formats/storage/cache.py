@@ -37,7 +37,7 @@ from shardprep.formats.runtime.files import (
     no_space,
     user_path,
 )
-from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
+from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.manifest import INDEX_NAME, Manifest, tables_of
 from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles
@@ -156,7 +156,7 @@ class FileCache(Owner, Closable):
         self._files = self._bytes = self._received_bytes = self._hits = 0
         with errors_as_no_space(self.folder.path):
             self.folder.make()
-            with self.folder.turn():
+            with self.folder.critical_section():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
                 self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
             self.folder.take_room((), self.limit_bytes)  # removes leftovers, and files beyond the limit
@@ -251,7 +251,7 @@ class FileCache(Owner, Closable):
         uses = np.array([identity_of(hex_of(entry)) for entry in entries], np.uint64)
         with self._lock:
             self._refuse_closed()
-            with self.folder.turn():
+            with self.folder.critical_section():
                 self._reader.foresee(uses)
 
     def used(self, position: int) -> None:
@@ -359,7 +359,7 @@ class FileCache(Owner, Closable):
     async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
         async def download(file: ArrivingFile) -> None:
             await fill(remote, file.entry, file, self._arrived)
-            await in_thread(file.finish)
+            await call_in_thread(file.finish)
 
         async def show_alive() -> None:  # even if the server is silent
             while True:

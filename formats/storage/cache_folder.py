@@ -165,12 +165,12 @@ class CacheFolder:
         # In this order: another process may be making the cache, its lock first.
         if any(self.path.iterdir()) and not (self.path / CACHE_LOCK_NAME).exists():
             raise UsageError("is not empty and is not a cache; choose a new folder", path=self.path)
-        with self.turn():
+        with self.critical_section():
             for name in FOLDERS:
                 (self.path / name).mkdir(exist_ok=True)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def critical_section(self) -> Iterator[None]:
         """Hold the cache's lock, against all processes and threads. Not reentrant."""
         path = self.path / CACHE_LOCK_NAME
         try:
@@ -209,7 +209,7 @@ class CacheFolder:
     def publish(self, manifest: Manifest) -> None:
         """Make a dataset's folder unless it exists; the manifest comes last. Raises OSError."""
         folder = self.dataset(manifest.root)
-        with self.turn():
+        with self.critical_section():
             if self.manifest(manifest.root) is not None:
                 return
             if folder.is_symlink():  # writing would change files elsewhere
@@ -237,7 +237,7 @@ class CacheFolder:
 
     def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Discard the corrupt file with this pin, unless another process already has."""
-        with self.turn():
+        with self.critical_section():
             if not is_there(pin, entry):
                 return
             remove_file(self.path_of(entry), pin)
@@ -271,7 +271,7 @@ class CacheFolder:
     @property
     def room_bytes(self) -> int:
         """The bytes that the cached files take, and those that are free on the disk."""
-        with self.turn():
+        with self.critical_section():
             cached = sum(file.size for file in self.cached()) + self.remove_leftovers()
             return max(0, cached + shutil.disk_usage(self.path).free - SPARE_BYTES)
 
@@ -283,7 +283,7 @@ class CacheFolder:
         The smallest of ``limit`` and the limits of all living readers applies. Pinned files stay; ``evict``
         says which others may go: any, those used later than the one entry, or none. Raises OSError.
         """
-        with self.turn(), ExitStack() as failed:
+        with self.critical_section(), ExitStack() as failed:
             readers, arriving, files = living_readers(self.readers), self.remove_leftovers(), self.cached()
             disk = shutil.disk_usage(self.path)  # once the leftovers are removed
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
@@ -528,7 +528,7 @@ class ArrivingFile(HashedFile):
             os.fsync(self.lock.fileno())  # before the cache's lock: it can take long
         final = self._folder.path_of(self.entry)
         final.parent.mkdir(exist_ok=True)
-        with self._folder.turn():
+        with self._folder.critical_section():
             self.publish(final)
             self.lock.lock(shared=True)
             self._is_published = True

@@ -579,11 +579,11 @@ class RemoteFolder(Owner):
             await self._obstore.delete_async(self._store, name)
 
     async def _flush(self, name: str) -> None:
-        from shardprep.formats.runtime.loop_thread import in_thread  # start-up time: asyncio
+        from shardprep.formats.runtime.loop_thread import call_in_thread  # start-up time: asyncio
 
         if (folder := self.place.folder) is not None:
             for path in (folder / name, (folder / name).parent):
-                await in_thread(flush_file, path)
+                await call_in_thread(flush_file, path)
 
 
 MEBIBYTE = 1 << 20

@@ -22,9 +22,9 @@ from shardprep.formats.runtime.files import (
     write_at,
 )
 from shardprep.formats.runtime.json_record import FILE_NAME
-from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
+from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
 from shardprep.formats.runtime.progress import Progress, report_shards
-from shardprep.formats.runtime.work_folder import noting_kept
+from shardprep.formats.runtime.work_folder import add_resume_note
 from shardprep.formats.shards.dataset import USUAL_ORDER
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.shards.read import FileEntry
@@ -153,7 +153,7 @@ async def fill(
                 raise
             refused += 1
             if part.size < entry.size:  # otherwise an earlier response claimed that the file is longer
-                await in_thread(part.clear)
+                await call_in_thread(part.clear)
             continue
         if (part.size, part.sha256) == (entry.size, entry.sha256):
             return
@@ -161,7 +161,7 @@ async def fill(
             cause = f"ends after {part.size:,} of {entry.size:,} bytes"
         else:
             cause = f"has more than {entry.size:,} bytes" if part.size > entry.size else "has another SHA-256"
-            await in_thread(part.clear)
+            await call_in_thread(part.clear)
         fruitless += part.size < most + LEAST_BYTES
         most = max(most, part.size)
         if fruitless == TRIES:
@@ -181,7 +181,7 @@ async def _append_rest(
         return
     async with aclosing(remote.read(entry.name, part.size)) as chunks:
         async for chunk in chunks:
-            await in_thread(part.append, chunk[: entry.size + 1 - part.size])
+            await call_in_thread(part.append, chunk[: entry.size + 1 - part.size])
             arrived(len(chunk))
             if part.size > entry.size:
                 return
@@ -204,12 +204,12 @@ class Download(FileTransfer):
             with closing(HashedFile(self.part)) as part:
                 await self._hash(part)
                 await fill(self.remote, self.entry, part, lambda _: self._show(part))
-                await in_thread(part.publish, self.final)
+                await call_in_thread(part.publish, self.final)
         self.is_done = True
 
     async def _hash(self, file: HashedFile) -> None:
         """Hash a file; an interruption waits for one slice of it."""
-        while await in_thread(file.hash_next):
+        while await call_in_thread(file.hash_next):
             self._show(file)
 
     def _show(self, file: HashedFile) -> None:
@@ -354,7 +354,7 @@ class TransferRun:
             return f"{count} of {len(transfers)} {kept}" if kept and count else ""
 
         size = sum(each.entry.size for each in transfers)
-        with noting_kept(done), self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
+        with add_resume_note(done), self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
             self.loop.run(run_all([each.run for each in transfers], self.at_once), tick)
         moved = tuple(each.entry.name for each in transfers if not each.is_kept)
         return moved, tuple(each.entry.name for each in transfers if each.is_kept)

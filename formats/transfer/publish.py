@@ -29,7 +29,7 @@ from shardprep.formats.errors import ManifestDamaged, OperationError, PlanMismat
 from shardprep.formats.runtime.files import caches_folder, read_at, user_path
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
-from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
+from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
@@ -342,7 +342,7 @@ class Upload(FileTransfer):
 
         async with aclosing(self._parts()) as parts:
             async for part in parts:
-                await in_thread(add, part)
+                await call_in_thread(add, part)
                 count += 1
         if (whole.size, whole.sha256) != (self.entry.size, self.entry.sha256):
             raise ShardDamaged("is not the file that was published; prep repair rebuilds it", path=self.path)
@@ -352,7 +352,7 @@ class Upload(FileTransfer):
         """Yield the local file in parts; a changed length would change the digest."""
         size, offset = min(part_bytes(self.entry.size), self.entry.size + 1), 0
         with published_file(self.path) as descriptor:
-            while part := await in_thread(read_at, descriptor, size, offset):
+            while part := await call_in_thread(read_at, descriptor, size, offset):
                 yield part
                 offset += len(part)
 

@@ -27,10 +27,10 @@ from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
     WorkFolder,
-    noting_kept,
+    add_resume_note,
+    describe_finished,
     refuse_cached,
     remove_leftover,
-    shards_kept,
 )
 from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import Manifest, read_manifest, tables_of
@@ -172,8 +172,8 @@ def _rebuild(
     if wanted:  # their rows come from all shards
         needed = {shard.number for shard in planned.shards}
     shards = tuple(shard for shard in planned.shards if shard.number in needed)
-    kept = partial(shards_kept, path, [shard.name for shard in shards], "rebuilt")
-    with _working(path, manifest) as work_folder, noting_kept(kept):
+    kept = partial(describe_finished, path, [shard.name for shard in shards], "rebuilt")
+    with _working(path, manifest) as work_folder, add_resume_note(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
         home = versions_for(planned.options) if runner.executor else None
         given = {"expected_sha256": expected, "wanted": frozenset(damaged), "home": home}

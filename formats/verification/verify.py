@@ -27,7 +27,7 @@ from shardprep.formats.runtime.files import hash_file, memory_file, user_path
 from shardprep.formats.runtime.jobs import (
     AT_ONCE,
     ExecutorCall,
-    completed,
+    completed_calls,
     other_machine,
     refuse_other_versions,
 )
@@ -447,7 +447,7 @@ class _Verification:
 
         def submit(place: int) -> Future[Any]:
             if self.executor is not None:
-                return sent[place].submitted(self.executor)
+                return sent[place].submit_to(self.executor)
             check = replace(
                 checks[place], counts=Path(f"/proc/{os.getpid()}/fd/{shared.fileno()}"), place=place
             )
@@ -463,11 +463,11 @@ class _Verification:
             counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
             try:
                 at_once = count + 1 if self.executor is None else self.workers or AT_ONCE
-                with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
+                with closing(completed_calls(lambda: next(places, None), submit, at_once)) as finished:
                     for done in finished:
                         if done is not None:
                             place, future = done
-                            made[place] = sent[place].value_of(future) if sent else future.result()
+                            made[place] = sent[place].result_of(future) if sent else future.result()
                             counts[place] = ends[place]
                         done_bytes = round(counts / ends @ sizes)  # with columns: they are of the records
                         self.progress.at(records * done_bytes // max(1, size), done_bytes)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.runtime.processes import group_limits, lines_of, names_main
+from shardprep.formats.runtime.processes import group_limits, lines_of, refers_to_main
 
 Memory = npt.NDArray[np.uint8]
 
@@ -133,7 +133,7 @@ def pickle_for_process(value: object, *, out_of_band: bool = False, with_main: b
         keep = buffers.append if out_of_band else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Pickle(bytes(data), buffers, by_name, (by_name or in_child) and names_main(data))
+        return Pickle(bytes(data), buffers, by_name, (by_name or in_child) and refers_to_main(data))
 
     try:
         by_name = pickle_by(pickle.dumps)

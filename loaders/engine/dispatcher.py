@@ -293,7 +293,7 @@ class Dispatcher:
         """Handle a worker's messages, including the last ones after it has exited."""
         if self._workers.get(worker.index) is not worker:  # it was replaced
             return
-        for message in worker.process.channel.arrived():
+        for message in worker.process.channel.messages():
             self._handle(worker, *unpack_answer(message))
         if has_exited or worker.process.channel.ended:
             self._replace(worker)
@@ -432,7 +432,7 @@ class Dispatcher:
             process = worker.process
             while not process.has_exited() and (left := deadline - monotonic()) > 0:
                 process.wait_for_news(left)
-                deque(process.channel.arrived(), maxlen=0)  # it cannot end before its answers are read
+                deque(process.channel.messages(), maxlen=0)  # it cannot end before its answers are read
             self._end_worker(worker, 0)
         self._selector.close()
         self._work.close()

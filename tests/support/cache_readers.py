@@ -50,7 +50,7 @@ def forked(*work: object) -> int:
 
 def room_in(folder: CacheFolder) -> int:
     """The bytes that all files take on the disk, whole or on their way, at one moment."""
-    with folder.turn():
+    with folder.critical_section():
         paths = [*folder.files.glob("*/*"), *folder.parts.iterdir()]
         return sum(path.stat().st_blocks * 512 for path in paths)
 

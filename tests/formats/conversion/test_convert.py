@@ -142,7 +142,7 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
     begun, now = {"names": ["0"], "seed": 0}, {"names": [], "seed": 5}
-    assert preflight.differences(begun, now) == "--seed was 0, is now 5"
+    assert preflight.describe_differences(begun, now) == "--seed was 0, is now 5"
 
 
 def test_space_is_checked_before_anything_is_written(

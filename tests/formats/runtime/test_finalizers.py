@@ -18,7 +18,7 @@ import pytest
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.runtime import processes
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.processes import Child, WorkerPool, isolated
+from shardprep.formats.runtime.processes import Child, WorkerPool, call_isolated
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.repository import SUPPORT
 from support.scripts import scripts
@@ -205,7 +205,7 @@ def test_a_copy_forked_while_another_thread_starts_a_process_starts_its_own() ->
         if not (pid := os.fork()):
             try:
                 signal.alarm(60)
-                os._exit(isolated(60, abs, -3))
+                os._exit(call_isolated(60, abs, -3))
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3

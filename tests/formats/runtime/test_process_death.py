@@ -22,7 +22,7 @@ import pytest
 
 from shardprep.formats.errors import OperationError, OutputBusy, WorkerDied
 from shardprep.formats.runtime import processes as pool
-from shardprep.formats.runtime.processes import Child, ChildLost, SpawnedProcess, isolated, usable_cpus
+from shardprep.formats.runtime.processes import Child, ChildLost, SpawnedProcess, call_isolated, usable_cpus
 from shardprep.formats.runtime.work_folder import refuse_busy
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
@@ -95,7 +95,7 @@ def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
     process = SpawnedProcess(say_three_things_and_leave, folder=forked)
     until(process.has_exited)
 
-    assert list(process.channel.arrived()) == [b"one", b"two", b"three" * 10_000]
+    assert list(process.channel.messages()) == [b"one", b"two", b"three" * 10_000]
     assert not process.channel.ended
     assert process.end(0) == 3
     assert process.end(0) == 3
@@ -304,7 +304,7 @@ def test_a_large_answer_comes_back_whole_though_all_processes_were_stopped_meanw
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "monotonic", itertools.count(0, 3600).__next__)  # an hour between looks
-    assert isolated(100 * SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
+    assert call_isolated(100 * SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_an_exit_without_an_answer_is_reported_in_the_thread_that_called() -> No
     before = getattr(main, "__file__", None), main.__spec__
     given = spawn.get_preparation_data("").keys()
     with ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(isolated, SECONDS, os._exit, code) for code in (0, 1, 77, 78)]
+        futures = [threads.submit(call_isolated, SECONDS, os._exit, code) for code in (0, 1, 77, 78)]
         while not all(future.done() for future in futures):
             assert spawn.get_preparation_data("").keys() == given  # what processes of the user get
         answers = [str(future.exception()) for future in futures]
@@ -338,8 +338,8 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from support.forking_work import sleeps
-from shardprep.formats.runtime.processes import isolated
-isolated(60, sleeps, Path({str(noted)!r}))
+from shardprep.formats.runtime.processes import call_isolated
+call_isolated(60, sleeps, Path({str(noted)!r}))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.runtime.processes import isolated
+from shardprep.formats.runtime.processes import call_isolated
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
 from shardprep.formats.shards.read import (
     ALL_CONTAINERS,
@@ -106,7 +106,7 @@ def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path
     unseen.touch()
     while todo:
         damaged = Path(shutil.copy(shard, tmp_path / "damaged"))
-        isolated(200, try_flips, damaged, kind, todo, tried, unseen)
+        call_isolated(200, try_flips, damaged, kind, todo, tried, unseen)
         todo = todo[tried.stat().st_size :]
 
     assert unseen.read_text() == ""

@@ -324,7 +324,7 @@ def test_a_reader_file_with_anything_in_it_is_no_error(tmp_path: Path, shards: S
 
 IN_TURN = """
 from shardprep.formats.storage.cache_folder import CacheFolder
-with CacheFolder(Path(sys.argv[1])).turn():
+with CacheFolder(Path(sys.argv[1])).critical_section():
     print(flush=True)
     time.sleep(600)
 """
@@ -333,7 +333,7 @@ import warnings
 from shardprep.formats.storage import cache_folder
 cache_folder.MOST_COUNTED_S = 0.1
 warnings.showwarning = lambda *_: print(flush=True)
-cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).turn().__enter__()
+cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).critical_section().__enter__()
 """
 DOWNLOADING = """
 from shardprep.formats import open_dataset
@@ -379,7 +379,7 @@ def test_a_process_that_was_stopped_while_it_waited_for_its_turn_still_gets_it(t
     folder = CacheFolder(tmp_path / "cache")
     folder.make()
     with ExitStack() as own:
-        own.enter_context(folder.turn())
+        own.enter_context(folder.critical_section())
         with frozen(WAITING, folder.path, lambda: time.sleep(0.2) is None) as process:  # it pauses again
             time.sleep(2.0)
             own.close()

@@ -21,7 +21,7 @@ import pytest
 from shardprep.formats import open_dataset, read_manifest
 from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
+from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, LocalShuffle
@@ -339,7 +339,7 @@ def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
 def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
     async def late() -> int:
         await asyncio.get_running_loop().shutdown_default_executor()
-        return await in_thread(int, "7")
+        return await call_in_thread(int, "7")
 
     with LoopThread(threads=1) as loop:
         assert loop.run(late()) == 7
