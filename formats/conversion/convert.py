@@ -33,7 +33,7 @@ from shardprep.formats.conversion.shard import (
     shard_jobs,
 )
 from shardprep.formats.errors import BadImage, DataError, ShardprepError, UsageError
-from shardprep.formats.images.decode import crashes_decoder
+from shardprep.formats.images.decode import crash_reason
 from shardprep.formats.images.header import cause_of, read_image_header
 from shardprep.formats.records.record import content_digest, record_crc
 from shardprep.formats.records.schema import BadValue
@@ -655,7 +655,7 @@ class _Findings:
         self.read_bytes += int(entry["length"])
         try:
             if place in job.crashes:
-                raise BadImage(crashes_decoder(job.crashes[place]))
+                raise BadImage(crash_reason(job.crashes[place]))
             if job.has_images:
                 image = reader.read(entry)
                 read_image_header(image)

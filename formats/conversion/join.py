@@ -32,7 +32,7 @@ from shardprep.formats.records.schema import (
     FloatCodec,
     IntegerCodec,
     Schema,
-    column_choice,
+    parse_column_choice,
 )
 from shardprep.formats.runtime.files import (
     ArchiveFile,
@@ -138,7 +138,7 @@ def requested(
     """Return the columns to join to a dataset with these keys, in order. Raises UsageError, DataError."""
     if not columns or not isinstance(columns, Mapping):
         raise UsageError(f"name at least one column to join: {{'NAME': FILE}}, not {columns!r}")
-    choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
+    choices = [parse_column_choice(name, "NAME or NAME:KIND") for name in columns]
     Schema(Field(choice.name, "bytes") for choice in choices)
     origins = [os.fspath(origin) for origin in columns.values()]
     return [_found(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]

@@ -53,12 +53,12 @@ from shardprep.formats.records.schema import (
     ImageCodec,
     Schema,
     TextCodec,
-    as_schema,
-    exact_bytes,
-    found_schema,
-    number_of,
+    bad_value,
+    class_number,
+    encode_exactly,
+    infer_schema,
     refuse_masked,
-    refused,
+    split_schema,
 )
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
@@ -370,23 +370,23 @@ class ItemCoder:
         own: dict[str, Callable[[Any], Any]] = {"key": key_of, "label": self._label, "image": image_of}
         encoders = {name: own[name] for name in own if name in self.form.own}
         for field in self.schema:
-            encoders[field.name] = partial(exact_bytes, field) if self.is_found else field.codec.encode
+            encoders[field.name] = partial(encode_exactly, field) if self.is_found else field.codec.encode
         return encoders
 
     def _label(self, value: Any) -> int:
         """Return the stored label, which is the position of its name among the sorted names."""
         if isinstance(value, str) != self.form.is_named:
-            raise refused(value, "the name of a class" if self.form.is_named else "a label")
+            raise bad_value(value, "the name of a class" if self.form.is_named else "a label")
         if self.classes:
             if isinstance(value, str) and value in self._place_of:
                 return self._place_of[value]
-            return number_of(value, self.classes, least=UNLABELLED)
+            return class_number(value, self.classes, least=UNLABELLED)
         try:
             label = UNLABELLED - 1 if isinstance(value, bool) else operator.index(value)
         except TypeError as error:
-            raise refused(value, "a label, or with classes= the name of one") from error
+            raise bad_value(value, "a label, or with classes= the name of one") from error
         if not UNLABELLED <= label < MAX_LABELS:
-            raise refused(value, f"a label, which is -1 to {MAX_LABELS - 1} (without classes=)")
+            raise bad_value(value, f"a label, which is -1 to {MAX_LABELS - 1} (without classes=)")
         return label
 
     @cached_property
@@ -403,7 +403,7 @@ def key_of(value: Any) -> bytes:
     """Encode a key. Raises BadValue for any other value."""
     data = TextCodec().encode(value)
     if not data or len(data) > MAX_KEY_BYTES or b"\0" in data:
-        raise refused(value, f"a key, which has 1 to {MAX_KEY_BYTES} bytes and no NUL")
+        raise bad_value(value, f"a key, which has 1 to {MAX_KEY_BYTES} bytes and no NUL")
     return data
 
 
@@ -538,9 +538,9 @@ def opened_items(
     form, names = _labelled(form, rows[0], classes)
     if schema is None:
         with naming_item(None):
-            columns = found_schema(rows, form.columns)
+            columns = infer_schema(rows, form.columns)
     else:
-        given, own = as_schema(schema)
+        given, own = split_schema(schema)
         if differing := sorted(set(form.names) ^ {*given.names, *(own or form.own)}):
             raise UsageError(
                 f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shardprep.formats.conversion.plan import Plan, PlanOptions, check_machine
 from shardprep.formats.errors import BadImage, CorruptRecord, DataError, OperationError
 from shardprep.formats.images.crop_ready import stored_image
-from shardprep.formats.images.decode import check_decodes, crashes_decoder
+from shardprep.formats.images.decode import check_decodes, crash_reason
 from shardprep.formats.images.header import NO_IMAGE, ImageFlag, ImageInfo, begins_as_image, read_image_header
 from shardprep.formats.records.record import UNLABELLED, content_digest, content_root, record_crc
 from shardprep.formats.records.schema import BadValue, Field, Schema
@@ -428,7 +428,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
             entry = job.entries[done]
             try:
                 if done in job.crashes:
-                    raise BadImage(crashes_decoder(job.crashes[done]))
+                    raise BadImage(crash_reason(job.crashes[done]))
                 yield _sample(job, reader, entry)
             except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())

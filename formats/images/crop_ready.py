@@ -40,8 +40,8 @@ from shardprep.formats.images.header import (
     MAX_MARKERS,
     ImageFlag,
     ImageInfo,
-    frame_of,
     marker_segments,
+    parse_frame,
     png_orientation,
     read_image_header,
 )
@@ -64,10 +64,10 @@ class Crop(NamedTuple):
     def area(self) -> int:
         return self.width * self.height
 
-    def holds(self, other: Crop) -> bool:
-        return self.around(other) == self
+    def contains(self, other: Crop) -> bool:
+        return self.union(other) == self
 
-    def around(self, other: Crop) -> Crop:
+    def union(self, other: Crop) -> Crop:
         """Return the smallest crop that contains both."""
         x, y = min(self.x, other.x), min(self.y, other.y)
         right = max(self.x + self.width, other.x + other.width)
@@ -83,7 +83,7 @@ class Crop(NamedTuple):
 SIGNATURE = b"shardprep\0"
 VERSION = 1
 TABLE = struct.Struct("<10sB32sHHBBHHHH")
-_TURNED = (
+_EXIF_ORIENTATION = (
     b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0%c\0\0\0\0\0\0"  # EXIF with an orientation
 )
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
@@ -151,20 +151,20 @@ class RestartGrid(NamedTuple):
         struct.pack_into(">HH", head, 2 + len(self.adobe) + self.frame + 5, height, width)
         scan = view[self.scan :]
         parts = [scan[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        made = np.frombuffer(bytearray().join([head, *parts, AHEAD]), np.uint8)
+        jpeg = np.frombuffer(bytearray().join([head, *parts, AHEAD]), np.uint8)
         markers = steps[top:bottom, left:right].cumsum() + (len(head) - 1)
-        found = made[markers].tobytes()
-        made[markers] = _RESTARTS[: len(markers)]
-        made[markers[-1]] = EOI
+        stored = jpeg[markers].tobytes()
+        jpeg[markers] = _RESTARTS[: len(markers)]
+        jpeg[markers[-1]] = EOI
         expected = _RESTARTS[: len(self.lengths)].reshape(-1, self.columns)[top:bottom, left:right].tobytes()
         if bottom == rows and right == self.columns:
             expected = expected[:-1] + bytes([EOI])
         # of bytes, because comparing arrays takes three times as long
-        is_sound = found == expected and made[markers - 1].tobytes() == b"\xff" * len(markers)
-        return Cut(made, left * across, top * down) if is_sound else None
+        is_sound = stored == expected and jpeg[markers - 1].tobytes() == b"\xff" * len(markers)
+        return Cut(jpeg, left * across, top * down) if is_sound else None
 
 
-def grid_of(image: Encoded) -> RestartGrid | None:
+def read_grid(image: Encoded) -> RestartGrid | None:
     """Return the grid of a crop-ready image; None without a table that fits the image."""
     header, end = 2, len(image) - 4
     adobe, is_jfif = b"", False  # JFIF takes precedence: it has no RGB
@@ -233,7 +233,7 @@ class _Frame(NamedTuple):
 
 def grid_interval(image: bytes) -> int:
     """Return a segment's MCUs: the divisor of a row's nearest the target. Raises NotCropReady, BadImage."""
-    frame = _frame(image)
+    frame = _read_frame(image)
     across, down = frame.mcus
     wanted = max(SEGMENT_WIDTH / frame.mcu_width, SEGMENT_BYTES * across * down / len(image))
     divisors = [n for n in range(1, across + 1) if across % n == 0]
@@ -243,9 +243,9 @@ def grid_interval(image: bytes) -> int:
     return min(allowed, key=lambda n: abs(math.log(n / wanted)))
 
 
-def with_grid(image: bytes, sha256: bytes) -> bytes:
+def add_grid(image: bytes, sha256: bytes) -> bytes:
     """Return a sequential JPEG with a table of its segments. Raises BadImage unless they form a grid."""
-    frame, segments = _frame(image), list(marker_segments(image))
+    frame, segments = _read_frame(image), list(marker_segments(image))
     before = next(start - 4 for marker, start, _ in segments if marker not in APPLICATION)
     frame_at, interval, scan = before, 0, segments[-1][2]
     for marker, start, _ in segments:
@@ -254,7 +254,7 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
         elif marker == DRI:
             (interval,) = struct.unpack_from(">H", image, start)
     columns, remainder = divmod(frame.mcus[0], interval) if interval else (0, 1)
-    lengths = _lengths(image, scan)
+    lengths = _segment_lengths(image, scan)
     places = frame_at - before, scan - before
     if remainder or max(places) > 0xFFFF or len(lengths) != columns * frame.mcus[1]:
         raise BadImage("a JPEG with restart markers that form no grid")
@@ -263,7 +263,7 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
     return b"".join((image[:before], segment, image[before:]))
 
 
-def without_grid(image: bytes) -> bytes:
+def remove_grid(image: bytes) -> bytes:
     """Return a JPEG without tables of segments. Raises BadImage if it is malformed."""
     kept, at = [], 0
     for marker, start, stop in marker_segments(image):
@@ -273,27 +273,27 @@ def without_grid(image: bytes) -> bytes:
     return b"".join((*kept, image[at:])) if kept else image
 
 
-def grid_is_sound(image: bytes, sha256: bytes) -> bool:
+def has_correct_grid(image: bytes, sha256: bytes) -> bool:
     """Whether a crop-ready image, made from the original with this digest, has the right table."""
     try:
-        return with_grid(without_grid(image), sha256) == image
+        return add_grid(remove_grid(image), sha256) == image
     except (BadImage, NotCropReady):
         return False
 
 
-def marked(image: bytes, info: ImageInfo) -> ImageInfo:
+def flag_crop_ready(image: bytes, info: ImageInfo) -> ImageInfo:
     """Return the properties, with CROP_READY added if the image has a correct table of segments."""
-    grid = grid_of(image)
-    if grid is None or not grid_is_sound(image, grid.sha256):
+    grid = read_grid(image)
+    if grid is None or not has_correct_grid(image, grid.sha256):
         return info
     return replace(info, flags=info.flags | ImageFlag.CROP_READY)
 
 
-def _frame(image: bytes) -> _Frame:
+def _read_frame(image: bytes) -> _Frame:
     """Return the frame. Raises NotCropReady for an unsupported JPEG, BadImage for a malformed one."""
     for marker, start, stop in marker_segments(image):
         if 0xC0 <= marker <= 0xC2:
-            height, width, components = frame_of(image[start:stop])
+            height, width, components = parse_frame(image[start:stop])
             factors = [divmod(each, 16) for each in image[start + 7 : start + 7 + 3 * components : 3]]
             names = image[start + 6 : start + 6 + 3 * components : 3]
             if components == 1:
@@ -304,7 +304,7 @@ def _frame(image: bytes) -> _Frame:
     raise NotCropReady("not a baseline or progressive JPEG")
 
 
-def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+def _segment_lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
     """Return the sizes of the segments of a scan, from offset ``scan`` to the end of the image."""
     data = np.frombuffer(image, np.uint8, offset=scan)
     ends = np.flatnonzero((data[:-1] == 0xFF) & (data[1:] != 0))
@@ -323,43 +323,43 @@ PROGRAM = "jpegtran"
 
 
 @cache
-def jpegtran() -> str:
+def jpegtran_path() -> str:
     """Return the path of the program. Raises OperationError if it is not installed."""
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         raise OperationError(
             f"crop-ready shards need the program {PROGRAM} of libjpeg-turbo: install the package "
             "libjpeg-turbo-progs (Debian, Ubuntu), libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
         )
-    return found
+    return path
 
 
 @cache
 def jpegtran_version() -> str:
     """Return the program's version, such as "libjpeg-turbo 2.1.5". Raises OperationError."""
-    command = [jpegtran(), "-version"]
+    command = [jpegtran_path(), "-version"]
     done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    known = re.search(r"libjpeg-turbo version (\d+(?:\.\d+)+)", said)
-    if known is None:
-        raise OperationError(f"{jpegtran()} is not libjpeg-turbo's: it says {said.strip()[:200]!r}")
-    return f"libjpeg-turbo {known[1]}"
+    output = (done.stdout + done.stderr).decode("utf-8", "replace")
+    match = re.search(r"libjpeg-turbo version (\d+(?:\.\d+)+)", output)
+    if match is None:
+        raise OperationError(f"{jpegtran_path()} is not libjpeg-turbo's: it says {output.strip()[:200]!r}")
+    return f"libjpeg-turbo {match[1]}"
 
 
 def transcode(image: bytes, *, interval: int) -> bytes:
     """Return a sequential JPEG of the same coefficients, with restarts. Raises BadImage, OSError."""
     # in memory: with pipes, a process takes a tenth longer
     files = (os.fdopen(memory_file(), "w+b") for _ in range(3))
-    with next(files) as given, next(files) as made, next(files) as said:
-        given.write(image)
-        given.seek(0)
-        command = [jpegtran(), "-optimize", "-copy", "all", "-restart", f"{interval}B"]
-        done = subprocess.run(command, stdin=given, stdout=made, stderr=said, env={}, check=False)
+    with next(files) as source, next(files) as output, next(files) as errors:
+        source.write(image)
+        source.seek(0)
+        command = [jpegtran_path(), "-optimize", "-copy", "all", "-restart", f"{interval}B"]
+        done = subprocess.run(command, stdin=source, stdout=output, stderr=errors, env={}, check=False)
         if done.returncode:
-            reason = os.pread(said.fileno(), 4096, 0).decode("utf-8", "replace").strip()
+            reason = os.pread(errors.fileno(), 4096, 0).decode("utf-8", "replace").strip()
             raise BadImage(f"{PROGRAM} ended with {done.returncode}: {reason}")
-        made.seek(0)
-        return made.read()
+        output.seek(0)
+        return output.read()
 
 
 def encoder_version() -> str:
@@ -370,7 +370,7 @@ def encoder_version() -> str:
     return f"OpenCV {cv2.__version__}"
 
 
-def crop_ready(image: bytes, info: ImageInfo) -> bytes:
+def make_crop_ready(image: bytes, info: ImageInfo) -> bytes:
     """Return a JPEG with a restart grid, and with the pixels and metadata of ``image``.
 
     ``info`` has its properties. Bytes after the end of the image are dropped. Raises NotCropReady if it must
@@ -380,8 +380,8 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
         raise NotCropReady("not a JPEG of gray or colour")
     interval = grid_interval(image)
     try:
-        coded = transcode(without_grid(image), interval=interval)
-        made = with_grid(coded, hashlib.sha256(image).digest())
+        coded = transcode(remove_grid(image), interval=interval)
+        made = add_grid(coded, hashlib.sha256(image).digest())
     except BadImage as error:
         raise NotCropReady("damaged, or encoded in a way that has no segments") from error
     if len(made) > len(image) * MAX_GROWTH:
@@ -408,8 +408,8 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     size = (max(1, round(info.width * ratio)), max(1, round(info.height * ratio)))
     small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
-    interval = grid_interval(_encoded(small, options))
-    made = _encoded(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
+    interval = grid_interval(_encode_jpeg(small, options))
+    made = _encode_jpeg(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
     if image.startswith(b"\xff\xd8"):
         kept = [
             image[start - 4 : stop]
@@ -418,17 +418,17 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
         ]
     else:
         turned = png_orientation(image) or info.orientation
-        kept = [_TURNED % turned] if turned > 1 else []
+        kept = [_EXIF_ORIENTATION % turned] if turned > 1 else []
     if kept:
         _, _, after = next(marker_segments(made))  # the segment of JFIF
         made = b"".join((made[:after], *kept, made[after:]))
-    ready = with_grid(made, hashlib.sha256(image).digest())
+    ready = add_grid(made, hashlib.sha256(image).digest())
     if len(ready) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger when shrunk")
     return ready
 
 
-def _encoded(pixels: npt.NDArray[Any], options: list[int]) -> bytes:
+def _encode_jpeg(pixels: npt.NDArray[Any], options: list[int]) -> bytes:
     done, data = cv2.imencode(".jpg", pixels, options)
     if not done:
         raise BadImage("OpenCV could not encode it")
@@ -447,10 +447,10 @@ def stored_image(
     if shorter_side is not None:
         with suppress(NotCropReady):
             made = shrink(image, info, shorter_side=shorter_side, quality=quality)
-            return made, marked(made, read_image_header(made))
-    info = marked(image, info)
+            return made, flag_crop_ready(made, read_image_header(made))
+    info = flag_crop_ready(image, info)
     if segments and not info.flags & ImageFlag.CROP_READY:
         with suppress(NotCropReady):
-            made = crop_ready(image, info)
-            return made, marked(made, read_image_header(made))
+            made = make_crop_ready(image, info)
+            return made, flag_crop_ready(made, read_image_header(made))
     return image, info

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import MAX_PIXELS, PNG_SIGNATURE, TOO_MANY, without_animation
+from shardprep.formats.images.header import MAX_PIXELS, PNG_SIGNATURE, TOO_MANY, remove_animation
 
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 
@@ -58,7 +58,7 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
         flags = flags & ~cv2.IMREAD_COLOR_RGB | cv2.IMREAD_COLOR
     try:
         if bytes(image[: len(PNG_SIGNATURE)]) == PNG_SIGNATURE:
-            image = without_animation(bytes(image))
+            image = remove_animation(bytes(image))
         pixels: Any = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
         if is_swapped and pixels is not None:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
@@ -78,11 +78,11 @@ def check_decodes(image: bytes) -> None:
     decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
 
 
-def crashes_decoder(signal: str) -> str:
+def crash_reason(signal: str) -> str:
     return f"crashes the decoder ({signal})"
 
 
-def png_of(pixels: npt.NDArray[Any]) -> bytes:
+def encode_png(pixels: npt.NDArray[Any]) -> bytes:
     """Encode RGB pixels, uint8 [height, width, 3], as PNG."""
     return bytes(cv2.imencode(".png", pixels[..., ::-1])[1])
 
@@ -121,11 +121,11 @@ class DecoderCheck(NamedTuple):
 
 
 @cache
-def checked_decoder() -> DecoderCheck:
+def check_decoder() -> DecoderCheck:
     """Decode all canaries (about 5 ms, once per process)."""
     reference = [tuple(line.split("\t")) for line in PIXELS.read_text("utf-8").splitlines()]
     here = [canary_row(name, int(reduction)) for name, reduction, _ in reference]
-    differing = (one[0] for one, other in zip(here, reference, strict=True) if one != other)
+    differing = (mine[0] for mine, row in zip(here, reference, strict=True) if mine != row)
     return DecoderCheck(_digest(here), _digest(reference), tuple(dict.fromkeys(differing)))
 
 
@@ -136,13 +136,13 @@ def _digest(rows: Iterable[Iterable[str]]) -> str:
 @cache
 def warn_of_decoder() -> None:
     """Warn with DecoderDiffers, once per process, if this machine's decoder differs from the reference."""
-    if differing := checked_decoder().differing:
+    if differing := check_decoder().differing:
         _warn(f"decodes some images ({', '.join(differing)}) to different pixels than the reference")
 
 
 def warn_of_other_decoder(digest: str) -> None:
     """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
-    if digest != checked_decoder().digest:
+    if digest != check_decoder().digest:
         _warn("decodes the same images to different pixels than this run's previous decoder")
 
 

@@ -122,7 +122,7 @@ def decoded_wrongly(what: str) -> str:
     return f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}"
 
 
-def _trailing(end: int, image: bytes) -> ImageFlag:
+def _trailing_flag(end: int, image: bytes) -> ImageFlag:
     return ImageFlag.TRAILING_BYTES if end < len(image) else NONE
 
 
@@ -150,12 +150,12 @@ def read_webp(image: bytes) -> ImageInfo:
     else:
         if first == b"VP8X":
             raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
-    flags = ImageFlag.WEBP | _trailing(end, image)
+    flags = ImageFlag.WEBP | _trailing_flag(end, image)
     is_still = first != b"VP8X" or not image[20] & _HAS_ANIMATION
     width, height = (1 + int.from_bytes(image[at : at + 3], "little") for at in (24, 27))
     for kind in _STILL if is_still else ():
         if kind in places:
-            info = _still(image, kind, places[kind][0], flags)
+            info = _read_still(image, kind, places[kind][0], flags)
             if first == kind:
                 return info
             if (info.width, info.height) != (width, height):
@@ -170,7 +170,7 @@ def read_webp(image: bytes) -> ImageInfo:
     return ImageInfo(width, height, 4 if image[20] & _HAS_ALPHA else 3, flags, orientation or 1)
 
 
-def _still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
+def _read_still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
     if kind == b"VP8L" and image[at] == 0x2F:
         (bits,) = struct.unpack_from("<I", image, at + 1)
         return ImageInfo(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 3 + (bits >> 28 & 1), flags)
@@ -180,7 +180,7 @@ def _still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
     raise BadImage("a WebP without an image")
 
 
-def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
+def _decode(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
     """Return the properties of an image that decodes; ``components`` 0 stands for the decoded channels."""
     from shardprep.formats.images.decode import cv2, decode  # start-up time: OpenCV
 
@@ -207,7 +207,7 @@ def read_gif(image: bytes) -> ImageInfo:
     width, height = struct.unpack_from("<HH", image, 6)
     if width * height > MAX_PIXELS:  # which OpenCV's limit covers only if this package imported it
         return ImageInfo(width, height, 3, flags)
-    info = _decoded(image, flags, components=3)
+    info = _decode(image, flags, components=3)
     frames = cv2.imdecodemulti(np.frombuffer(image, np.uint8), cv2.IMREAD_GRAYSCALE, range=(0, 2))[1]
     return replace(info, flags=flags | ImageFlag.SEVERAL) if len(frames) > 1 else info
 
@@ -227,12 +227,12 @@ def read_bmp(image: bytes) -> ImageInfo:
     components, colours = 0, image[26 : 26 + 3 * (1 << min(depth, 8))]
     if header == _CORE:  # which OpenCV decodes to one channel unless colour is requested
         components = 1 if depth <= 8 and colours[::3] == colours[1::3] == colours[2::3] else 3
-    info = _decoded(image, ImageFlag.BMP, components)
+    info = _decode(image, ImageFlag.BMP, components)
     row = (info.width * depth + 31) // 32 * 4
     end = start + (packed if packing in (_RLE8, _RLE4) else row * info.height)
     if end > len(image):
         raise BadImage("truncated: the BMP has no end")
-    return replace(info, flags=info.flags | _trailing(max(end, size), image))
+    return replace(info, flags=info.flags | _trailing_flag(max(end, size), image))
 
 
 _NUMBER = rb"(?:\s|#[^\r\n]*+[\r\n])++(\d{1,9})"  # after blanks and comments
@@ -247,12 +247,12 @@ def read_netpbm(image: bytes) -> ImageInfo:
     if largest not in (255, 65535):
         raise BadImage(decoded_wrongly(f"a Netpbm file with values up to {largest}"))
     form = image[1:2]
-    info = _decoded(image, ImageFlag.NETPBM, components=3 if form in b"36" else 1)
+    info = _decode(image, ImageFlag.NETPBM, components=3 if form in b"36" else 1)
     if form in b"123":  # text
         return info
     bits = info.components * (1 if form == b"4" else 8 if largest == 255 else 16)
     end = header.end() + 1 + (info.width * bits + 7) // 8 * info.height
-    return replace(info, flags=info.flags | _trailing(end, image))
+    return replace(info, flags=info.flags | _trailing_flag(end, image))
 
 
 _PACKED = 2
@@ -261,7 +261,7 @@ _PACKED = 2
 def read_sun_raster(image: bytes) -> ImageInfo:
     width, height, depth, length, form, _, map_bytes = struct.unpack_from(">7I", image, 4)
     end = 32 + map_bytes + (length if form == _PACKED else (width * depth + 15) // 16 * 2 * height)
-    return _decoded(image, ImageFlag.SUN_RASTER | _trailing(end, image), components=3 if map_bytes else 0)
+    return _decode(image, ImageFlag.SUN_RASTER | _trailing_flag(end, image), components=3 if map_bytes else 0)
 
 
 def read_avif(image: bytes) -> ImageInfo:
@@ -271,7 +271,7 @@ def read_avif(image: bytes) -> ImageInfo:
         if re.search(b"hei[cxms]|hev[cx]|m[is]f1", brands):
             raise BadImage(not_decoded("HEIC"))
         raise BadImage(f"not an image (a file of the kind {image[8:12].decode('latin-1')!r})")
-    return _decoded(image, ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else NONE))
+    return _decode(image, ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else NONE))
 
 
 _CODESTREAM = b"\xff\x4f\xff\x51"
@@ -298,7 +298,7 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
         raise BadImage("truncated: the JPEG 2000 has no end")
     ends_file = not boxes or boxes[-8:-4] == bytes(4)  # without the size of its box
     has_more = ends_file and not image.endswith(b"\xff\xd9")
-    return _decoded(image, ImageFlag.JPEG_2000 | (ImageFlag.TRAILING_BYTES if has_more else NONE), components)
+    return _decode(image, ImageFlag.JPEG_2000 | (ImageFlag.TRAILING_BYTES if has_more else NONE), components)
 
 
 MAX_SAMPLES = 16  # of a pixel
@@ -310,7 +310,7 @@ _TYPE_BYTES = dict(zip((*range(1, 14), 16, 17, 18), map(int, "1124811248484888")
 _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR = 258, 262, 277, 284
 _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = 322, 323, 339
 _GRAY_INVERTED, _TIFF_GRAY, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
-_DECODED: dict[int, dict[int, tuple[int, ...]]] = {
+_DECODED_SAMPLES: dict[int, dict[int, tuple[int, ...]]] = {
     1: {_GRAY_INVERTED: (1,), _TIFF_GRAY: (1,), _PALETTE: (1,)},
     4: {_PALETTE: (1,)},
     8: {_GRAY_INVERTED: (1, 2), _TIFF_GRAY: (1, 2), _RGB: (3, 4), _PALETTE: (1,), _CMYK: (4,), _YCBCR: (3,)},
@@ -329,7 +329,7 @@ def read_tiff(image: bytes) -> ImageInfo:
         raise BadImage(not_decoded(f"a TIFF with compression {compression}"))
     bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
     samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
-    if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
+    if form != 1 or samples not in _DECODED_SAMPLES.get(bits, {}).get(photometric, ()):
         kind = f"sample format {form}, photometric interpretation {photometric}"
         raise BadImage(not_decoded(f"a TIFF of {samples} x {bits} bits, {kind}"))
     if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
@@ -338,7 +338,7 @@ def read_tiff(image: bytes) -> ImageInfo:
     if bits == 16 and (is_planar or (samples == 1 and _TILE_WIDTH in tags)):
         raise BadImage(decoded_wrongly("a TIFF of 16 bits in planes or gray tiles"))
     flags = ImageFlag.TIFF | (ImageFlag.SEVERAL if pages > 1 else NONE)
-    return _decoded(image, flags, 3 if photometric == _PALETTE else samples)
+    return _decode(image, flags, 3 if photometric == _PALETTE else samples)
 
 
 def _directories(image: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
@@ -386,7 +386,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
     frame: tuple[int, int, int] | None = None
     for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
-            frame = frame_of(image[start:stop])
+            frame = parse_frame(image[start:stop])
             if marker not in DECODED_FRAMES or image[start] != 8:  # of some, OpenCV ignores a reduction
                 raise BadImage(not_decoded("a JPEG that is lossless, hierarchical or of more than 8 bits"))
             if marker in PROGRESSIVE_FRAMES:
@@ -394,9 +394,9 @@ def read_jpeg(image: bytes) -> ImageInfo:
         elif marker == APP14 and image[start : start + 5] == b"Adobe":
             flags |= ImageFlag.ADOBE
         elif marker == APP1 and image[start : start + 6] == b"Exif\0\0":
-            found = exif_orientation(image[start + 6 : stop])
-            orientation = found or 1  # the last block's, as in all indexes of format 1
-            if found is None:
+            exif = exif_orientation(image[start + 6 : stop])
+            orientation = exif or 1  # the last block's, as in all indexes of format 1
+            if exif is None:
                 flags |= ImageFlag.CORRUPT_EXIF
         elif marker == SOS:
             if frame is None or start == stop:
@@ -407,7 +407,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
             has_several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
             if has_several and len(_SCAN.findall(image, stop)) >= MAX_SCANS:
                 raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
-            flags |= _trailing(end + 2, image)
+            flags |= _trailing_flag(end + 2, image)
     if frame is None:
         raise BadImage("a JPEG without a frame")
     height, width, components = frame
@@ -421,7 +421,7 @@ def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
     with suppress(BadImage):
         for marker, start, stop in marker_segments(image):
             if marker in STARTS_OF_FRAME:
-                height, width, _ = frame_of(image[start:stop])
+                height, width, _ = parse_frame(image[start:stop])
                 return (width, height) if width and height else None
     return None
 
@@ -434,14 +434,14 @@ def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
     if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
         return None
     try:
-        found = [
+        orientations = [
             exif_orientation(bytes(image[start + 6 : stop]))
             for marker, start, stop in marker_segments(image)
             if marker == APP1 and image[start : start + 6] == b"Exif\0\0"
         ]
     except BadImage:
         return None
-    return next(filter(None, found), None if None in found else 1)
+    return next(filter(None, orientations), None if None in orientations else 1)
 
 
 def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
@@ -470,7 +470,7 @@ def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int
     raise BadImage(f"a JPEG of more than {MAX_MARKERS} markers before its first scan")
 
 
-def frame_of(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+def parse_frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     """Return (height, width, components) from the payload of a start of frame."""
     if len(payload) < 6 or len(payload) < 6 + 3 * payload[5]:
         raise BadImage("a JPEG frame header that is too short")
@@ -510,11 +510,11 @@ _REST = _HEAD.size + 4  # with the CRC after the data
 
 def read_png(image: bytes) -> ImageInfo:
     # unknown chunks are allowed unless they are critical; the frames of an animation are not looked at
-    width, height, colour, end = _walked(image)
-    return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | _trailing(end, image))
+    width, height, colour, end = _check_chunks(image)
+    return ImageInfo(width, height, COMPONENTS[colour], ImageFlag.PNG | _trailing_flag(end, image))
 
 
-def _walked(image: bytes) -> tuple[int, int, int, int]:
+def _check_chunks(image: bytes) -> tuple[int, int, int, int]:
     """Check all chunks, and return width, height, colour type and the end of the last chunk."""
     view = memoryview(image)
     width = height = colour = 0
@@ -542,11 +542,11 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
     raise BadImage("truncated: the PNG has no end")
 
 
-def without_animation(image: bytes) -> bytes:
+def remove_animation(image: bytes) -> bytes:
     """Return a PNG without its animation, for which OpenCV writes out of bounds. Raises BadImage."""
     if all(kind not in ANIMATION for kind, _, _ in _chunks(image)):
         return image
-    *_, end = _walked(image)
+    *_, end = _check_chunks(image)
     still = (image[start:stop] for kind, start, stop in _chunks(image[:end]) if kind not in ANIMATION)
     return PNG_SIGNATURE + b"".join(still)
 
@@ -558,19 +558,19 @@ def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None
     alpha. Raises BadImage, with ``key``, for a PNG that :func:`read_png` refuses.
     """
     try:
-        _, _, colour, end = _walked(image)
+        _, _, colour, end = _check_chunks(image)
     except BadImage as error:
         raise BadImage(error.message, key=key) from error
     if COMPONENTS[colour] != 1 and colour != PALETTE:
         return None
-    kept = {b"IHDR": b"", b"IDAT": b"", b"IEND": b""}
+    chunks = {b"IHDR": b"", b"IDAT": b"", b"IEND": b""}
     for kind, start, stop in _chunks(image[:end]):
-        if kind in kept:
-            kept[kind] += image[start:stop]
-    header = bytearray(kept[b"IHDR"][: _HEAD.size + 13])
+        if kind in chunks:
+            chunks[kind] += image[start:stop]
+    header = bytearray(chunks[b"IHDR"][: _HEAD.size + 13])
     header[_HEAD.size + 9] = 0  # the colour type
-    checked = header + zlib.crc32(header[4:]).to_bytes(4, "big")
-    return PNG_SIGNATURE + checked + kept[b"IDAT"] + kept[b"IEND"], header[_HEAD.size + 8]
+    header += zlib.crc32(header[4:]).to_bytes(4, "big")
+    return PNG_SIGNATURE + header + chunks[b"IDAT"] + chunks[b"IEND"], header[_HEAD.size + 8]
 
 
 def png_orientation(image: bytes) -> int | None:
@@ -611,7 +611,7 @@ READERS: dict[bytes, Callable[[bytes], ImageInfo]] = {
 
 A reader raises BadImage unless the file is intact and decodes to its pixels.
 """
-_REFUSED = {
+_UNREADABLE = {
     b"\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n": not_decoded("JPEG XL"),
     b"v/1\1": not_decoded("OpenEXR"),
     b"8BPS": not_decoded("PSD"),
@@ -645,7 +645,7 @@ def read_image_header(image: bytes | bytearray | memoryview) -> ImageInfo:
                 break
         else:
             begins = f"starts with {image[:8].hex(' ')}" if image else "empty"
-            refused = (reason for signature, reason in _REFUSED.items() if re.match(signature, image))
+            refused = (reason for signature, reason in _UNREADABLE.items() if re.match(signature, image))
             raise BadImage(next(refused, f"not an image ({begins})"))
     except PASSED_ON_ERRORS:
         raise
@@ -665,8 +665,8 @@ def read_image_header(image: bytes | bytearray | memoryview) -> ImageInfo:
 
 def begins_as_image(head: bytes) -> bool:
     """Whether a file with these first bytes is certainly an image: no text begins like it."""
-    known = (JPEG_SIGNATURE, PNG_SIGNATURE, TIFF_SIGNATURE, GIF_SIGNATURE, JPEG2000_SIGNATURE)
-    return bool(re.match(b"|".join(known), head)) or head[8:12] in (b"WEBP", b"avif", b"heic")
+    signatures = (JPEG_SIGNATURE, PNG_SIGNATURE, TIFF_SIGNATURE, GIF_SIGNATURE, JPEG2000_SIGNATURE)
+    return bool(re.match(b"|".join(signatures), head)) or head[8:12] in (b"WEBP", b"avif", b"heic")
 
 
 def is_image_file(data: bytes) -> bool:

@@ -35,7 +35,7 @@ def figure(image: bytes, *, caption: str, limits: tuple[int, int, int] = WHOLE) 
             flags = read_image_header(image).flags
             kind = None if flags & ImageFlag.SEVERAL else MEDIA_TYPES.get(kind_of(flags))
     try:
-        shown = image if kind else _smaller(image, most_side)
+        shown = image if kind else _shrink(image, most_side)
     except BadImage:
         return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
     source = f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
@@ -43,7 +43,7 @@ def figure(image: bytes, *, caption: str, limits: tuple[int, int, int] = WHOLE) 
     return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
 
 
-def _smaller(image: bytes, most_side: int) -> bytes:
+def _shrink(image: bytes, most_side: int) -> bytes:
     """Return a JPEG file of at most ``most_side`` pixels a side. Raises BadImage."""
     from shardprep.formats.images.decode import cv2, decode  # start-up time: OpenCV
 

@@ -50,8 +50,8 @@ class LabelSpace:
         cls, names: Iterable[str], words: dict[str, str] | None = None, ids: dict[str, int] | None = None
     ) -> LabelSpace:
         """Return the space of these class names; ``words`` default to those of ImageNet's wnids."""
-        known = official_words() | (words or {})
-        return cls(tuple(ImageClass(n, known.get(n), (ids or {}).get(n)) for n in sorted(set(names))))
+        words = official_words() | (words or {})
+        return cls(tuple(ImageClass(n, words.get(n), (ids or {}).get(n)) for n in sorted(set(names))))
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -122,15 +122,15 @@ class ColumnValues(Mapping[str, Any]):
     def __init__(self, names: tuple[str, ...], read: Callable[[str], Any]) -> None:
         self._names = names
         self._read = read
-        self._known: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
+        if name not in self._values:
             if name not in self._names:
-                known = ", ".join(self._names) or "none"
-                raise KeyError(f"there is no column {name!r}; the columns are: {known}")
-            self._known[name] = self._read(name)
-        return self._known[name]
+                names = ", ".join(self._names) or "none"
+                raise KeyError(f"there is no column {name!r}; the columns are: {names}")
+            self._values[name] = self._read(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -288,9 +288,9 @@ class ColumnRecord(Record):
         cls, fields: Iterable[Any], columns: Mapping[str, Any], is_crop_ready: bool = False
     ) -> ColumnRecord:
         """Return a record with the ``fields`` of a :class:`Record`, in their order, and ``columns``."""
-        made = cls(*fields)
-        made._columns, made._is_crop_ready = columns, is_crop_ready
-        return made
+        record = cls(*fields)
+        record._columns, record._is_crop_ready = columns, is_crop_ready
+        return record
 
     @property
     def crop_ready(self) -> bool:
@@ -353,9 +353,9 @@ class ItemForm:
         """Return the parts of an item by name. Raises BadValue if it has another form."""
         if type(item) is dict and self.form == "dict" and tuple(item) == self.names:
             return item  # comparing forms would take a tenth of the time of saving a small item
-        found = ItemForm.of(item)
-        if found.form != self.form or set(found.names) != set(self.names):
-            raise BadValue(f"is {found.described}, expected {self.described}")
+        form = ItemForm.of(item)
+        if form.form != self.form or set(form.names) != set(self.names):
+            raise BadValue(f"is {form.described}, expected {self.described}")
         if self.form == "dict":
             return item  # type: ignore[no-any-return]
         if self.form == "record":
@@ -389,10 +389,10 @@ class ItemForm:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form for a manifest's ``source``."""
-        kept: dict[str, Any] = {"items": self.form, "names": list(self.names)}
+        form: dict[str, Any] = {"items": self.form, "names": list(self.names)}
         if self.is_named:
-            kept["labels"] = "names"
-        return kept | ({"classes": list(self.classes)} if self.classes else {})
+            form["labels"] = "names"
+        return form | ({"classes": list(self.classes)} if self.classes else {})
 
     @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> ItemForm | None:

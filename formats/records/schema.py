@@ -73,13 +73,13 @@ def refuse_masked(value: object) -> None:
         )
 
 
-def refused(value: object, expected: str) -> BadValue:
+def bad_value(value: object, expected: str) -> BadValue:
     shape = f" of shape {value.shape} and dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     text = "" if isinstance(value, np.ndarray | bytes) else f" {printable(repr(value)[:80])}"
     return BadValue(f"expected {expected}, not {type(value).__name__}{text}{shape}")
 
 
-def bounded(data: bytes) -> bytes:
+def check_size(data: bytes) -> bytes:
     """Return the data of a value. Raises BadValue if it has more than MAX_VALUE_BYTES."""
     if len(data) > MAX_VALUE_BYTES:
         raise BadValue(f"has {len(data)} bytes; a value has at most {MAX_VALUE_BYTES}")
@@ -96,15 +96,15 @@ class IntegerCodec(Codec):
     dtype = np.dtype("<i8")
 
     def encode(self, value: Any) -> bytes:
-        if not is_whole(value):
-            raise refused(value, "an integer")
+        if not is_integer(value):
+            raise bad_value(value, "an integer")
         number = operator.index(value)
         if not INT64.min <= number <= INT64.max:
-            raise refused(value, "an integer of 64 bits")
+            raise bad_value(value, "an integer of 64 bits")
         return number.to_bytes(8, "little", signed=True)
 
     def decode(self, data: bytes) -> int:
-        return int.from_bytes(_sized(data, 8), "little", signed=True)
+        return int.from_bytes(_check_length(data, 8), "little", signed=True)
 
 
 class FloatCodec(Codec):
@@ -114,14 +114,14 @@ class FloatCodec(Codec):
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise refused(value, "a number")
+            raise bad_value(value, "a number")
         try:
             return struct.pack("<d", float(value))
         except OverflowError as error:
-            raise refused(value, "a number that a float can hold") from error
+            raise bad_value(value, "a number that a float can hold") from error
 
     def decode(self, data: bytes) -> float:
-        return float(np.frombuffer(_sized(data, 8), "<f8")[0])
+        return float(np.frombuffer(_check_length(data, 8), "<f8")[0])
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class LabelCodec(Codec):
     dtype = LABEL
 
     def encode(self, value: Any) -> bytes:
-        return number_of(value, self.classes, least=-1).to_bytes(4, "little", signed=True)
+        return class_number(value, self.classes, least=-1).to_bytes(4, "little", signed=True)
 
     def decode(self, data: bytes) -> int:
-        label = int.from_bytes(_sized(data, 4), "little", signed=True)
+        label = int.from_bytes(_check_length(data, 4), "little", signed=True)
         if not -1 <= label < len(self.classes):
             raise BadValue(f"has the label {label}, but there are {len(self.classes)} classes")
         return label
@@ -152,14 +152,14 @@ class LabelsCodec(Codec):
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, str | bytes | dict):
-            raise refused(value, "several labels")
+            raise bad_value(value, "several labels")
         try:
-            numbers = sorted(number_of(each, self.classes) for each in value)
+            numbers = sorted(class_number(each, self.classes) for each in value)
         except TypeError as error:
-            raise refused(value, "several labels") from error
+            raise bad_value(value, "several labels") from error
         if len(set(numbers)) != len(numbers):
-            raise refused(value, "labels that differ")
-        return bounded(np.array(numbers, LABEL).tobytes())
+            raise bad_value(value, "labels that differ")
+        return check_size(np.array(numbers, LABEL).tobytes())
 
     def decode(self, data: bytes) -> npt.NDArray[np.int32]:
         if len(data) % LABEL.itemsize:
@@ -170,22 +170,22 @@ class LabelsCodec(Codec):
         return labels
 
 
-def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int:
+def class_number(value: object, classes: tuple[str, ...], *, least: int = 0) -> int:
     """Return the number of a class given by name or number. Raises BadValue for an unknown one."""
     if isinstance(value, str):
         try:
             return classes.index(value)
         except ValueError as error:
-            raise refused(value, f"one of {len(classes)} classes") from error
-    if not is_whole(value):
-        raise refused(value, "a label")
+            raise bad_value(value, f"one of {len(classes)} classes") from error
+    if not is_integer(value):
+        raise bad_value(value, "a label")
     number = operator.index(value)
     if not least <= number < len(classes):
-        raise refused(value, f"a label below {len(classes)}")
+        raise bad_value(value, f"a label below {len(classes)}")
     return number
 
 
-def is_whole(value: object) -> TypeGuard[SupportsIndex]:
+def is_integer(value: object) -> TypeGuard[SupportsIndex]:
     """Whether the value is a Python or NumPy integer, and not a bool."""
     try:
         operator.index(value)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def is_whole(value: object) -> TypeGuard[SupportsIndex]:
     return not isinstance(value, bool)
 
 
-def _sized(data: bytes, size: int) -> bytes:
+def _check_length(data: bytes, size: int) -> bytes:
     if len(data) != size:
         raise BadValue(f"has {len(data)} bytes, not {size}")
     return data
@@ -205,8 +205,8 @@ class BytesCodec(Codec):
 
     def encode(self, value: Any) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise refused(value, "bytes")
-        return bounded(bytes(value))
+            raise bad_value(value, "bytes")
+        return check_size(bytes(value))
 
     def decode(self, data: bytes) -> bytes:
         return data
@@ -229,9 +229,9 @@ class TextCodec(Codec):
 
     def encode(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise refused(value, "text")
+            raise bad_value(value, "text")
         try:
-            return bounded(value.encode())
+            return check_size(value.encode())
         except UnicodeEncodeError as error:
             raise BadValue("is not Unicode text: it has surrogates") from error
 
@@ -252,9 +252,9 @@ class JsonCodec(Codec):
     def encode(self, value: Any) -> bytes:
         try:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            data = bounded(text.encode())
+            data = check_size(text.encode())
         except TypeError as error:
-            raise refused(value, "a value of JSON") from error
+            raise bad_value(value, "a value of JSON") from error
         except (ValueError, RecursionError) as error:
             raise BadValue(f"is not JSON: {error}") from error
         pending = [value]  # json found no circle in it, but writes tuples as lists and numeric names as text
@@ -262,22 +262,22 @@ class JsonCodec(Codec):
             item = pending.pop()
             if type(item) is dict:
                 if not all(type(name) is str for name in item):
-                    raise refused(item, "a dict with text as keys")
+                    raise bad_value(item, "a dict with text as keys")
                 pending.extend(item.values())
             elif type(item) is list:
                 pending.extend(item)
             elif item is not None and type(item) not in (bool, int, float, str):
-                raise refused(item, "a value of JSON")
+                raise bad_value(item, "a value of JSON")
         return data
 
     def decode(self, data: bytes) -> Any:
         try:
-            return json.loads(data.decode(), parse_constant=no_constant)
+            return json.loads(data.decode(), parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise BadValue(f"is not JSON: {error}") from error
 
 
-def no_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
     """Raise ValueError for NaN or an infinity, as the ``parse_constant`` of a JSON decoder."""
     raise ValueError(f"{name} is not JSON")
 
@@ -305,14 +305,14 @@ class ArrayCodec(Codec):
     @classmethod
     def of(cls, kind: str) -> ArrayCodec | None:
         """Return the codec of a kind such as ``float32[*,4]``; None if it is not an array."""
-        found = re.fullmatch(r"(\w+)\[([^\[\]]*)\]", kind)
-        if found is None or found[1] not in DTYPES:
+        match = re.fullmatch(r"(\w+)\[([^\[\]]*)\]", kind)
+        if match is None or match[1] not in DTYPES:
             return None
-        sizes = [size.strip() for size in found[2].split(",")] if found[2].strip() else []
+        sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
         if len(sizes) > MAX_DIMENSIONS or not all(re.fullmatch(r"\*|[0-9]{1,9}", size) for size in sizes):
             return None
         shape = tuple(None if size == FREE else int(size) for size in sizes)
-        codec = cls(found[1], shape)
+        codec = cls(match[1], shape)
         fixed = math.prod(size for size in shape if size is not None) * codec.elements.itemsize
         return codec if fixed <= MAX_VALUE_BYTES else None
 
@@ -333,12 +333,12 @@ class ArrayCodec(Codec):
     def encode(self, value: Any) -> bytes:
         is_array = isinstance(value, np.ndarray | np.generic) and value.dtype == self.elements
         if not is_array or len(value.shape) != len(self.shape):
-            raise refused(value, self.kind)
+            raise bad_value(value, self.kind)
         sizes = list(zip(value.shape, self.shape, strict=True))
         if not all(fixed in (None, size) for size, fixed in sizes):
-            raise refused(value, self.kind)
+            raise bad_value(value, self.kind)
         free = [size for size, fixed in sizes if fixed is None]
-        return bounded(np.array(free, SIZE).tobytes() + np.ascontiguousarray(value).tobytes())
+        return check_size(np.array(free, SIZE).tobytes() + np.ascontiguousarray(value).tobytes())
 
     def decode(self, data: bytes) -> npt.NDArray[Any]:
         dimensions = self.shape.count(None)
@@ -353,7 +353,7 @@ class ArrayCodec(Codec):
         raise BadValue(f"has {len(data)} bytes, which are not {self.kind}")
 
 
-PLAIN: dict[str, Codec] = {
+CODECS: dict[str, Codec] = {
     "image": ImageCodec(),
     "bytes": BytesCodec(),
     "text": TextCodec(),
@@ -361,8 +361,8 @@ PLAIN: dict[str, Codec] = {
     "int": IntegerCodec(),
     "float": FloatCodec(),
 }
-OF_CLASSES = {"label": LabelCodec, "labels": LabelsCodec}
-KINDS = (*PLAIN, *OF_CLASSES, "an array such as float32[*,4]")
+CLASS_CODECS = {"label": LabelCodec, "labels": LabelsCodec}
+KINDS = (*CODECS, *CLASS_CODECS, "an array such as float32[*,4]")
 RESERVED = ("key", "label", "image")  # parts of every record
 MAX_COLUMNS = 256
 
@@ -391,7 +391,7 @@ class Field:
             )
         names = () if isinstance(self.classes, str | None) else tuple(self.classes)
         object.__setattr__(self, "classes", names)
-        if self.kind in tuple(OF_CLASSES):
+        if self.kind in tuple(CLASS_CODECS):
             if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
                 raise UsageError(f"the column {self.name} of kind {self.kind} needs classes, each named once")
         elif self.classes:
@@ -401,9 +401,9 @@ class Field:
     @cached_property
     def codec(self) -> Codec:
         """The codec of the column's values."""
-        if self.kind in tuple(OF_CLASSES):
-            return OF_CLASSES[self.kind](self.classes)
-        codec = (PLAIN.get(self.kind) or ArrayCodec.of(self.kind)) if isinstance(self.kind, str) else None
+        if self.kind in tuple(CLASS_CODECS):
+            return CLASS_CODECS[self.kind](self.classes)
+        codec = (CODECS.get(self.kind) or ArrayCodec.of(self.kind)) if isinstance(self.kind, str) else None
         if codec is None:
             raise UsageError(
                 f"the column {self.name} has the unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
@@ -459,8 +459,8 @@ class Schema:
         for field in self.fields:
             if field.name == name:
                 return field
-        known = ", ".join(self.names) or "none"
-        raise UsageError(f"there is no column {name!r}; the columns are: {known}")
+        names = ", ".join(self.names) or "none"
+        raise UsageError(f"there is no column {name!r}; the columns are: {names}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -493,13 +493,13 @@ class ColumnChoice(NamedTuple):
     origin: str
 
 
-def column_choice(text: str, form: str) -> ColumnChoice:
+def parse_column_choice(text: str, form: str) -> ColumnChoice:
     """Parse ``NAME[:KIND][=ORIGIN]``. Raises UsageError, which gives the expected ``form``."""
     head, _, origin = text.partition("=")
     name, kind = (part.strip() for part in head.partition(":")[::2])
     if not name or (":" in head and not kind):
         raise UsageError(f"expected {form}, not {text!r}")
-    Field(name, kind or "bytes", ("a",) if kind in OF_CLASSES else ())
+    Field(name, kind or "bytes", ("a",) if kind in CLASS_CODECS else ())
     return ColumnChoice(name, kind, origin)
 
 
@@ -507,7 +507,7 @@ FIRST_ITEMS = 100  # items that a schema is inferred from
 _PLAIN_JSON = {"int", "float", "text", "json"}
 
 
-def found_schema(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Schema:
+def infer_schema(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Schema:
     """Infer the schema of the columns ``names`` from the first items.
 
     Bytes, text, integers of 64 bits and floats give the kinds of these names. None, booleans, lists and dicts
@@ -520,14 +520,14 @@ def found_schema(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sch
     """
     fields = []
     for name in names:
-        known = ""
+        common = ""
         for place, row in enumerate(rows):
             try:
                 kind = _kind_of_value(row[name])
-                known = _joined(known, kind) if known and kind != known else kind
+                common = _common_kind(common, kind) if common and kind != common else kind
             except BadValue as error:
                 raise BadValue(f"the column {name} {error.message}", key=str(place)) from error
-        fields.append(Field(name, known))
+        fields.append(Field(name, common))
     return Schema(fields)
 
 
@@ -558,12 +558,13 @@ def _kind_of_value(value: Any) -> str:
     )
 
 
-def _joined(one: str, other: str) -> str:
-    if one in _PLAIN_JSON and other in _PLAIN_JSON:
+def _common_kind(before: str, kind: str) -> str:
+    """Return the kind that holds values of both kinds. Raises BadValue if there is none."""
+    if before in _PLAIN_JSON and kind in _PLAIN_JSON:
         return "json"
-    a, b = ArrayCodec.of(one), ArrayCodec.of(other)
+    a, b = ArrayCodec.of(before), ArrayCodec.of(kind)
     if a is None or b is None or a.element != b.element or len(a.shape) != len(b.shape):
-        raise BadValue(f"is {other}, but was {one} before")
+        raise BadValue(f"is {kind}, but was {before} before")
     sizes = zip(a.shape, b.shape, strict=True)
     return ArrayCodec(a.element, tuple(x if x == y else None for x, y in sizes)).kind
 
@@ -571,27 +572,27 @@ def _joined(one: str, other: str) -> str:
 _EXACT = {"int": int, "float": float}
 
 
-def exact_bytes(field: Field, value: Any) -> bytes:
+def encode_exactly(field: Field, value: Any) -> bytes:
     """Return the bytes of a value. Raises BadValue for a number that would come back with another type."""
     if field.kind in _EXACT and type(value) is not _EXACT[field.kind]:
-        raise refused(value, field.kind)
+        raise bad_value(value, field.kind)
     return field.codec.encode(value)
 
 
-def as_schema(given: Schema | Mapping[str, str] | Sequence[Field]) -> tuple[Schema, Mapping[str, str]]:
+def split_schema(schema: Schema | Mapping[str, str] | Sequence[Field]) -> tuple[Schema, Mapping[str, str]]:
     """Return the columns of a schema, and the kinds it gives to the record's own names.
 
     Raises UsageError unless key is "text", image "image" and label "label".
     """
-    if not isinstance(given, Mapping):
-        return given if isinstance(given, Schema) else Schema(given), {}
-    own = {name: kind for name, kind in given.items() if name in OWN_KINDS}
+    if not isinstance(schema, Mapping):
+        return schema if isinstance(schema, Schema) else Schema(schema), {}
+    own = {name: kind for name, kind in schema.items() if name in OWN_KINDS}
     for name, kind in own.items():
         if kind != OWN_KINDS[name]:
             raise UsageError(
                 f"{name!r} in a schema has the kind {OWN_KINDS[name]!r}, not {kind!r}; use another name"
             )
-    return Schema({name: kind for name, kind in given.items() if name not in own}), own
+    return Schema({name: kind for name, kind in schema.items() if name not in own}), own
 
 
 OWN_KINDS = {"key": "text", "image": "image", "label": "label"}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.decode import png_of
+from shardprep.formats.images.decode import encode_png
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links, duplicates, shared
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
@@ -421,7 +421,7 @@ class Examination:
         pictures = {f"{which}:{record}": data for (which, record), data in self.pictures.items()}
         title = f"{about['path']}: {about['split']}, {about['records']:,} records"
         mean = self.found["pixels"]["mean_image"]
-        png = None if mean is None else png_of(np.array(mean, np.uint8))
+        png = None if mean is None else encode_png(np.array(mean, np.uint8))
         return page("dataset", title=title, found=self.found, pictures=pictures, mean=png)
 
     def findings(self) -> dict[str, Any]:

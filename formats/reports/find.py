@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, DataError, UsageError
-from shardprep.formats.images.crop_ready import grid_of
+from shardprep.formats.images.crop_ready import read_grid
 from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
@@ -53,7 +53,7 @@ class ImageMatch:
 
 
 def _original_digest(_row: np.void | None, image: bytes) -> bytes:
-    grid = grid_of(image)
+    grid = read_grid(image)
     return grid.sha256 if grid else hashlib.sha256(image).digest()
 
 

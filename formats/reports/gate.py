@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.decode import checked_decoder
+from shardprep.formats.images.decode import check_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
 from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, check_flags, is_number
@@ -167,7 +167,7 @@ def gate(
     manifest = read_manifest(place)
     checks = [] if root is None else [GateCheck("root", manifest.root == root, manifest.root, root)]
     if canaries:
-        decoder = checked_decoder()
+        decoder = check_decoder()
         passed = not decoder.differing
         checks.append(GateCheck("canaries", passed, decoder.digest, decoder.reference, decoder.differing))
     if not wanted or not all(check.passed for check in checks):

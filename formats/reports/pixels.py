@@ -15,7 +15,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
-from shardprep.formats.images.decode import REDUCED, crashes_decoder, cv2, decode
+from shardprep.formats.images.decode import REDUCED, crash_reason, cv2, decode
 from shardprep.formats.images.header import JPEG_SIGNATURE
 from shardprep.formats.runtime.jobs import completed_calls
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
@@ -61,7 +61,7 @@ def measured(image: bytes, width: int, height: int) -> Measures:
     scales = REDUCED if image.startswith(JPEG_SIGNATURE) else (1,)
     scale = max((n for n in scales if min(width, height) >= n * SHORTER_SIDE), default=1)
     decoded = decode(image, cv2.IMREAD_COLOR | REDUCED[scale] | cv2.IMREAD_IGNORE_ORIENTATION)
-    gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
+    gray = _shrink(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
     mean, deviation = cv2.meanStdDev(gray)
     laplacian = cv2.meanStdDev(cv2.Laplacian(gray, cv2.CV_16S))[1]
     small: npt.NDArray[Any] = cv2.resize(decoded, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA)
@@ -77,7 +77,7 @@ def measured(image: bytes, width: int, height: int) -> Measures:
 def thumbnail(_row: np.void, image: bytes) -> bytes:
     """Return an upright JPEG file with a longer side of at most about THUMBNAIL_SIDE. Raises BadImage."""
     pixels = decode(image, cv2.IMREAD_COLOR)
-    small = _smaller(pixels, THUMBNAIL_SIDE / max(pixels.shape))
+    small = _shrink(pixels, THUMBNAIL_SIDE / max(pixels.shape))
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
 
 
@@ -97,7 +97,7 @@ _PLACES = sorted(product(range(MEAN_SIDE), repeat=2), key=lambda place: (sum(pla
 LOWEST = tuple(np.array(_PLACES).T)
 
 
-def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
+def _shrink(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
     """Return the pixels at a scale, unchanged if it is near to 1 or above."""
     if scale > NEAR:
         return pixels
@@ -305,7 +305,7 @@ class ImageReading:
                         parts = slice(count // 2), slice(count // 2, None)
                         halves += [replace(one, rows=one.rows[p], numbers=one.numbers[p]) for p in parts]
                         continue
-                    yield [], one.all_damaged(crashes_decoder(error.signal))
+                    yield [], one.all_damaged(crash_reason(error.signal))
                 done_records += len(one.numbers)
                 done_bytes += int(one.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged
-from shardprep.formats.images.crop_ready import grid_of
+from shardprep.formats.images.crop_ready import read_grid
 from shardprep.formats.images.header import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
@@ -229,7 +229,7 @@ def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
     if not len(ready):
         return None
     sample = ready[np.linspace(0, len(ready) - 1, min(len(ready), SAMPLED), dtype=np.int64)]
-    grids = [grid for number in sample if (grid := grid_of(dataset[int(number)].image))]
+    grids = [grid for number in sample if (grid := read_grid(dataset[int(number)].image))]
     if not grids:
         raise ManifestDamaged("the index marks images as crop-ready that are not", path=dataset.path)
     lengths = np.concatenate([grid.lengths for grid in grids])

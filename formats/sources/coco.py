@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadImage, LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.images.header import jpeg_size
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
-from shardprep.formats.records.schema import Field, Schema, no_constant
+from shardprep.formats.records.schema import Field, Schema, refuse_constant
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key
@@ -50,7 +50,7 @@ MAX_OBJECT_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
 _BOM = "\ufeff".encode()
 _SPACE = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder(parse_constant=no_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 class CocoSplit(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, LabelSpace
-from shardprep.formats.records.schema import PLAIN, BadValue, Field, Schema
+from shardprep.formats.records.schema import CODECS, BadValue, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
@@ -272,7 +272,7 @@ class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
         images = []
         for partner in self.opened[1:]:
             try:
-                images.append(PLAIN["image"].encode(partner.read(entry)))
+                images.append(CODECS["image"].encode(partner.read(entry)))
             except BadValue as error:
                 raise BadValue(f"{partner.where(entry)}: {error.message}") from error
         return tuple(images)

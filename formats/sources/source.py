@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.record import UNLABELLED, LabelSpace
-from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
+from shardprep.formats.records.schema import ColumnChoice, Schema, parse_column_choice
 from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags, is_number
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
@@ -420,7 +420,7 @@ class SourceOptions:
     @property
     def column_choices(self) -> tuple[ColumnChoice, ...]:
         """The columns of a table; the origin is the header."""
-        choices = tuple(column_choice(text, "NAME:KIND or NAME:KIND=HEADER") for text in self.columns)
+        choices = tuple(parse_column_choice(text, "NAME:KIND or NAME:KIND=HEADER") for text in self.columns)
         for choice, text in zip(choices, self.columns, strict=True):
             if not choice.kind:
                 raise UsageError(f"expected NAME:KIND or NAME:KIND=HEADER, not {text!r}")
@@ -429,7 +429,7 @@ class SourceOptions:
     @property
     def pair_choices(self) -> tuple[ColumnChoice, ...]:
         """The paired folders; the origin is the folder."""
-        choices = tuple(column_choice(text, "NAME=FOLDER") for text in self.pairs)
+        choices = tuple(parse_column_choice(text, "NAME=FOLDER") for text in self.pairs)
         for choice, text in zip(choices, self.pairs, strict=True):
             if choice.kind or not choice.origin:
                 raise UsageError(f"expected NAME=FOLDER, not {text!r}")

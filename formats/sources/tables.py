@@ -20,14 +20,14 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import (
+    CLASS_CODECS,
     INT64,
-    OF_CLASSES,
     RESERVED,
     ArrayCodec,
     BadValue,
     ColumnChoice,
     Field,
-    no_constant,
+    refuse_constant,
 )
 from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
@@ -151,7 +151,7 @@ def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
 
 def _value(field: Field, cell: Any, *, typed: bool) -> Any:
     kind, codec = field.kind, field.codec
-    if kind in OF_CLASSES:
+    if kind in CLASS_CODECS:
         names = names_in(cell, kind, typed=typed)
         return names if kind == "labels" else (names[0] if names else -1)
     if isinstance(codec, ArrayCodec):
@@ -223,7 +223,7 @@ class CellKind:
     def add(self, cell: Any) -> None:
         """Take a cell into account. Raises ValueError for invalid class names."""
         choice = self._choice
-        if choice and choice.kind in OF_CLASSES:
+        if choice and choice.kind in CLASS_CODECS:
             self._classes.update(dict.fromkeys(names_in(cell, choice.kind, typed=self._typed)))
             if len(self._classes) > MAX_CLASSES:
                 raise ValueError(
@@ -437,7 +437,7 @@ def _cells(text: str, delimiter: str) -> list[str]:
 
 
 def _object_of(text: str) -> Mapping[str, Any]:
-    value = json.loads(text, parse_constant=no_constant, parse_float=_finite)
+    value = json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object; write one object per line")
     return value

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import ItemForm
-from shardprep.formats.records.schema import FIRST_ITEMS, BadValue, Field, Schema, found_schema
+from shardprep.formats.records.schema import FIRST_ITEMS, BadValue, Field, Schema, infer_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage, name_in_os_errors
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes
@@ -141,7 +141,7 @@ class LmdbContents(RecordContents):
         form = self.layout.form
         self.options = form.to_json()
         try:
-            return found_schema(self._first, form.columns), "image" in form.own
+            return infer_schema(self._first, form.columns), "image" in form.own
         except (BadValue, UsageError) as error:
             no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
             raise self._damaged(no_columns) from error

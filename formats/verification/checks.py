@@ -24,8 +24,8 @@ from shardprep.formats.errors import (
     ShardDamaged,
     printable,
 )
-from shardprep.formats.images.crop_ready import marked
-from shardprep.formats.images.decode import check_decodes, crashes_decoder
+from shardprep.formats.images.crop_ready import flag_crop_ready
+from shardprep.formats.images.decode import check_decodes, crash_reason
 from shardprep.formats.images.header import NO_IMAGE, ImageFlag, read_image_header
 from shardprep.formats.records.record import (
     MAX_SEED,
@@ -288,7 +288,7 @@ class FileCheck:
             return ""
         row, image = self.rows[ordinal], stored.image
         try:
-            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
+            info = flag_crop_ready(image, read_image_header(image)) if self.has_images else NO_IMAGE
             known = stored if row["offset"] else stored._replace(offset=0)
             expected = index_row(known, info, self.number, ordinal)
         except BadImage as error:
@@ -354,7 +354,7 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
         except ChildDied as error:
             if len(ordinals) == 1:
                 key = children.call_within(timeout_s, lambda key: False, check.key_of, ordinals[0])
-                return CheckResult([Finding(check.entry.name, crashes_decoder(error.signal), key)])
+                return CheckResult([Finding(check.entry.name, crash_reason(error.signal), key)])
         half = len(ordinals) // 2
         found = decoded(ordinals[:half])
         decoded(ordinals[half:]).add_to(found)

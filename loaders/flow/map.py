@@ -20,7 +20,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
-from shardprep.formats.records.schema import RESERVED, is_whole
+from shardprep.formats.records.schema import RESERVED, is_integer
 from shardprep.formats.runtime.files import Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import end, ending
@@ -141,7 +141,7 @@ def _to_record(item: Any) -> Record:
     if not isinstance(item, dict):
         raise UsageError(f"a transform needs items of (image, label), or dicts, not a {type(item).__name__}")
     label, image = item.get("label", UNLABELLED), item.get("image", b"")
-    if not is_whole(label):
+    if not is_integer(label):
         raise UsageError(
             "a transform needs whole numbers as labels; from_dataset(path, columns=...) gives them"
         )

@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.schema import is_whole
+from shardprep.formats.records.schema import is_integer
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.progress import takes
 from shardprep.loaders.batches.passes import ending
@@ -171,7 +171,7 @@ class Node(ABC):
             yield from range(count)
             return
         for number in numbers:
-            if type(number) is not int and not is_whole(number):
+            if type(number) is not int and not is_integer(number):
                 raise UsageError(f"items are picked by whole numbers, not by {number!r}")
             if not 0 <= number < count:
                 raise IndexError(f"item {number} of {count}")

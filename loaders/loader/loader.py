@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import (
-    checked_decoder,
+    check_decoder,
     cv2,
-    png_of,
+    encode_png,
     warn_of_decoder,
     warn_of_other_decoder,
 )
@@ -445,7 +445,7 @@ class Loader(Owner, Closable):
         if work.transform is not None:
             digest = self._described[1] or digest_of(work.transform)  # which raises the error
             found["transform"] = f"{name_of(work.transform)} {digest}"
-            decoder = checked_decoder()
+            decoder = check_decoder()
             own = f", with the pixels {decoder.digest}" if decoder.differing else ""
             found["OpenCV"] = cv2.__version__ + own
         return found
@@ -604,7 +604,7 @@ class Loader(Owner, Closable):
         shown = []
         for record, picture in zip(made.delivered, pictures, strict=False):
             name = f", {classes[label]}" if (label := labels[record.number]) >= 0 else ""
-            shown.append(ShownImage(png_of(picture), f"{record.number:,}: {record.key}{name}"))
+            shown.append(ShownImage(encode_png(picture), f"{record.number:,}: {record.key}{name}"))
         title = f"{self!r}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}"
         return Gallery(title, shown)
 
@@ -646,7 +646,7 @@ class Loader(Owner, Closable):
         versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
         return RunCard(
             **{name: getattr(self._plan, name) for name in PLANNED},
-            versions=versions | {"decoder": checked_decoder().digest},
+            versions=versions | {"decoder": check_decoder().digest},
             dataset=self.dataset.root,
             split=self.dataset.split,
             records=None if chosen is None else ChosenRecords.of(chosen),

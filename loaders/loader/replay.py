@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.decode import cv2, png_of
+from shardprep.formats.images.decode import cv2, encode_png
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
@@ -409,7 +409,7 @@ class ContactSheet:
 
     def png(self) -> bytes:
         """Return the sheet as a PNG file."""
-        return png_of(self.drawn())
+        return encode_png(self.drawn())
 
     def html(self) -> str:
         """Return the sheet as an HTML page, with each picture as it is in the batch."""
@@ -417,7 +417,7 @@ class ContactSheet:
 
         made = self.replayed
         facts = {"records": len(made), "skipped": len(made.skipped), "digest": made.digest()}
-        records = [(record, picture is not None and png_of(picture)) for record, picture in self._shown()]
+        records = [(record, picture is not None and encode_png(picture)) for record, picture in self._shown()]
         return page("step", title=self._title, facts=facts, records=records)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
+from shardprep.formats.images.crop_ready import AHEAD, Crop, read_grid
 from shardprep.formats.images.decode import REDUCED, Encoded, cv2, decode, jpeg_decoder
 from shardprep.formats.images.header import MAX_PIXELS, jpeg_orientation, jpeg_size
 from shardprep.loaders.transforms.contract import TransformInput, check_choice
@@ -102,7 +102,7 @@ class EncodedImage:
             self._flags |= cv2.IMREAD_IGNORE_ORIENTATION
         is_upright = orientation == "ignore" or jpeg_orientation(self._image) == 1
         is_ready = is_upright and getattr(image, "crop_ready", False)
-        self._grid = grid_of(self._image) if is_ready else None
+        self._grid = read_grid(self._image) if is_ready else None
         self._decoded: Pixels | None = None
         self._regions: list[tuple[Crop, Reduction, tuple[Pixels, int, int]]] = []
         if self._grid is None:
@@ -158,7 +158,7 @@ class EncodedImage:
     def _decode_around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that contain the crop, and the x and y in the image where they begin."""
         for part, fraction, decoded in self._regions:
-            if fraction == reduction and part.holds(crop):
+            if fraction == reduction and part.contains(crop):
                 return decoded
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is not None:
@@ -181,7 +181,7 @@ def _merge_crops(crops: Iterable[Crop]) -> list[Crop]:
     parts: list[Crop] = []
     for crop in sorted(crops, key=lambda crop: crop.area, reverse=True):
         for number, part in enumerate(parts):
-            joined = part.around(crop)
+            joined = part.union(crop)
             if joined.area <= part.area + crop.area:
                 parts[number] = joined
                 break

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.images.crop_ready import crop_ready
+from shardprep.formats.images.crop_ready import make_crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import decode_rgb
 from shardprep.loaders.order.rng import RecordRandom
@@ -38,7 +38,7 @@ def example(image: bytes, *, ready: bool = False) -> Example:
     boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.6, 0.7], [0.8, 0.8, 0.9, 1]], np.float32)
     columns = {"mask": mask, "boxes": boxes, "kinds": np.arange(3, dtype=np.int32)}
     if ready:
-        image = crop_ready(image, read_image_header(image))
+        image = make_crop_ready(image, read_image_header(image))
     return Example("one", 0, image, columns, ready)
 
 

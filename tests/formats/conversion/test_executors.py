@@ -171,7 +171,7 @@ def test_the_head_is_not_silent_because_this_process_was_stopped(monkeypatch: py
     monkeypatch.setattr(jobs, "HEAD_INTERVAL_S", 0.01)
     monkeypatch.setattr(jobs, "HEAD_SILENT_S", 0.1)
     executor: Any = SimpleNamespace(_end=threading.Event(), _silent="")
-    monkeypatch.setattr(jobs, "_answers", lambda _: time.sleep(0.2) or executor._end.set())
+    monkeypatch.setattr(jobs, "_is_reachable", lambda _: time.sleep(0.2) or executor._end.set())
 
     RayExecutor._watch(executor, "head")
 

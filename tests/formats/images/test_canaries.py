@@ -12,7 +12,7 @@ import pytest
 
 from shardprep.formats import DecoderDiffers
 from shardprep.formats.images import decode as canaries
-from shardprep.formats.images.decode import checked_decoder, cv2
+from shardprep.formats.images.decode import check_decoder, cv2
 from shardprep.formats.reports.gate import gate
 from shardprep.loaders import Loader, TrainTransform
 from support.datasets import prep_here
@@ -32,10 +32,10 @@ def other_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_FAST").numpy()[..., ::-1]
 
     monkeypatch.setattr(canaries, "decode", decoded)
-    for function in (canaries.checked_decoder, canaries.warn_of_decoder):
+    for function in (canaries.check_decoder, canaries.warn_of_decoder):
         function.cache_clear()
     yield
-    for function in (canaries.checked_decoder, canaries.warn_of_decoder):
+    for function in (canaries.check_decoder, canaries.warn_of_decoder):
         function.cache_clear()
 
 
@@ -57,7 +57,7 @@ def test_a_state_from_a_machine_with_another_decoder_warns(lmdb_shards: Path) ->
         next(iter(loader))
         state = json.loads(json.dumps(loader.state_dict()))
         loader.load_state_dict(state)
-        assert state["card"]["versions"]["decoder"] == checked_decoder().digest
+        assert state["card"]["versions"]["decoder"] == check_decoder().digest
         state["card"]["versions"]["decoder"] = "0" * 16
         with pytest.warns(DecoderDiffers, match="than this run's previous decoder") as told:
             loader.load_state_dict(state)
@@ -69,7 +69,7 @@ def test_a_state_from_a_machine_with_another_decoder_warns(lmdb_shards: Path) ->
 def test_only_another_decoder_changes_the_identity_of_a_loader_and_fails_the_gate(
     lmdb_shards: Path, request: pytest.FixtureRequest
 ) -> None:
-    found, done = checked_decoder(), prep_here("gate", lmdb_shards, "--canaries", "--json")
+    found, done = check_decoder(), prep_here("gate", lmdb_shards, "--canaries", "--json")
     checks = json.loads(done.stdout)["checks"]
 
     assert (found.digest, found.differing) == (found.reference, ())

@@ -23,12 +23,12 @@ from shardprep.formats.images.crop_ready import (
     TABLE,
     Crop,
     NotCropReady,
-    crop_ready,
-    grid_is_sound,
-    grid_of,
+    add_grid,
+    has_correct_grid,
+    make_crop_ready,
+    read_grid,
+    remove_grid,
     shrink,
-    with_grid,
-    without_grid,
 )
 from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import NO_COLUMNS, ColumnRecord
@@ -62,7 +62,7 @@ REDUCTIONS = [8, 4, 2, 1]
 
 
 def ready(image: bytes) -> bytes:
-    return crop_ready(image, read_image_header(image))
+    return make_crop_ready(image, read_image_header(image))
 
 
 def picture(width: int, height: int, channels: int, seed: int) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
 
         np.testing.assert_array_equal(found, whole[y : y + down, x : x + across])
 
-    grid, whole = grid_of(made), by_pillow(image)
+    grid, whole = read_grid(made), by_pillow(image)
     assert grid is not None
     np.testing.assert_array_equal(by_pillow(made), whole)
     if cut := grid.cut(made, crop):
@@ -185,24 +185,24 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_grid_that_is_not_that_of_the_bytes_is_not_made(damage: Callable[[bytes], bytes]) -> None:
-    plain = without_grid(ready_photograph())
+    plain = remove_grid(ready_photograph())
 
     with pytest.raises(BadImage):
-        with_grid(damage(plain), bytes(32))
+        add_grid(damage(plain), bytes(32))
 
 
 def test_a_sound_grid_is_told_from_a_damaged_one() -> None:
     made = ready_photograph()
-    grid = grid_of(made)
+    grid = read_grid(made)
     assert grid is not None
     lengths = made.index(SIGNATURE) + TABLE.size
     first, second = made[lengths : lengths + 2], made[lengths + 2 : lengths + 4]
     swapped = made[:lengths] + second + first + made[lengths + 4 :]
 
-    assert grid_is_sound(made, grid.sha256)
-    assert not grid_is_sound(made, bytes(32))
-    assert not grid_is_sound(swapped, grid.sha256)
-    assert not grid_is_sound(DAMAGES["truncated"](made), grid.sha256)
+    assert has_correct_grid(made, grid.sha256)
+    assert not has_correct_grid(made, bytes(32))
+    assert not has_correct_grid(swapped, grid.sha256)
+    assert not has_correct_grid(DAMAGES["truncated"](made), grid.sha256)
 
 
 @settings(deadline=None, max_examples=300)
@@ -215,7 +215,7 @@ def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) ->
     size = data.draw(st.sampled_from([len(made), len(made) // 2, start + 20, start + TABLE.size]))
     image = bytes(made[:size])
 
-    grid = grid_of(image)
+    grid = read_grid(image)
 
     if grid is not None:
         width, height = min(20, grid.width), min(20, grid.height)
@@ -248,10 +248,10 @@ def test_a_shrunk_image_is_crop_ready_has_its_metadata_and_names_its_original() 
     made = shrunk(image)
 
     for original in (image, ready(image)):
-        grid = grid_of(shrunk(original))
+        grid = read_grid(shrunk(original))
         assert grid is not None
         assert grid.sha256 == hashlib.sha256(original).digest()
-        assert grid_is_sound(shrunk(original), grid.sha256)
+        assert has_correct_grid(shrunk(original), grid.sha256)
     assert read_image_header(made).orientation == 6
     assert made.count(b"ICC_PROFILE\0\1\1profile") == 1
     assert made == shrunk(image)
@@ -322,7 +322,7 @@ def test_records_are_the_same_pictures_and_name_their_originals(plain: Path, rea
         for number, (before, after) in enumerate(zip(one, other, strict=True)):
             np.testing.assert_array_equal(decode_rgb(before), decode_rgb(after))
             assert after.crop_ready == flags[number] == (after.image != before.image)
-            assert (grid_of(after.image) is not None) == after.crop_ready
+            assert (read_grid(after.image) is not None) == after.crop_ready
     manifest = json.loads((ready_shards / "manifest.json").read_bytes())
     assert manifest["crit"] == ["crop_ready", "offsets"]
     assert manifest["plan"]["crop_ready"] is True
@@ -376,7 +376,7 @@ def test_without_the_program_nothing_is_begun(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    for cached in (jpegtran.jpegtran, jpegtran.jpegtran_version):
+    for cached in (jpegtran.jpegtran_path, jpegtran.jpegtran_version):
         monkeypatch.setattr(jpegtran, cached.__name__, cached.__wrapped__)
     with pytest.raises(OperationError, match="libjpeg-turbo-progs"):
         convert(archives, tmp_path / "out", plan_options=PlanOptions(crop_ready=True), workers=0)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header, without_animation
+from shardprep.formats.images.header import ImageFlag, ImageInfo, read_image_header, remove_animation
 from shardprep.loaders import decode_rgb
 from support.image_files import acTL, animated, chunk, fcTL, fdAT, png, png_head
 from support.memory import memory_below
@@ -58,4 +58,4 @@ def test_any_animation_decodes_as_its_still_image(before: list[bytes], behind: l
 
     assert read_image_header(image) == ImageInfo(3, 2, 1, ImageFlag.PNG)
     assert np.array_equal(decode_rgb(image), np.zeros((2, 3, 3), np.uint8))
-    assert b"fdAT" not in without_animation(image)
+    assert b"fdAT" not in remove_animation(image)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, BadTarget, UsageError
-from shardprep.formats.images.crop_ready import crop_ready
+from shardprep.formats.images.crop_ready import make_crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.transforms.geometry import Span
 from shardprep.loaders.transforms.targets import visible_boxes
@@ -37,7 +37,7 @@ def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) 
         options = [cv2.IMWRITE_JPEG_QUALITY, 98, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111]
         image = with_orientation(cv2.imencode(".jpg", pixels, options)[1].tobytes(), orientation)
     if kind == "crop-ready":
-        image = crop_ready(image, read_image_header(image))
+        image = make_crop_ready(image, read_image_header(image))
     left, top, right, bottom = width // 4, height // 8, width * 3 // 4, height * 5 // 8
     boxes = np.array([[left / width, top / height, right / width, bottom / height]], np.float32)
     box = np.zeros((height, width), np.uint8)
@@ -109,7 +109,7 @@ def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, ki
     form: list[Any] = [".png"] if kind == "png" else [".jpg", cv2.IMWRITE_JPEG_QUALITY, 97]
     image = encoded(pixels, *form)
     if kind == "crop-ready":
-        image = crop_ready(image, read_image_header(image))
+        image = make_crop_ready(image, read_image_header(image))
     sample = Example("regions", 0, image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
 
     result, mask = TrainTransform(40, masks=["mask"])(sample, rng(record))
