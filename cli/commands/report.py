@@ -194,9 +194,8 @@ def gate(
     """
     options.check_output_files(junit)
     file_root, limits = read_limits(file) if file else (None, {})
-    named = {name: chosen.pop(f"max_{name}") for name in NAMED_LIMITS}
-    typed = {name: limit for name, limit in named.items() if limit is not None}
-    limits = {"damaged": 0} | limits | others | typed
+    named = {name: limit for name in NAMED_LIMITS if (limit := chosen.pop(f"max_{name}")) is not None}
+    limits = {"damaged": 0} | limits | others | named
     root = root or file_root
     if root is not None and splits_of(dataset):
         raise click.UsageError(

@@ -324,8 +324,8 @@ class Flow(Closable):
             UsageError: The transform is not one of records. In a pass: an item has a different form.
         """
         function = Transforming(transform)
-        outputs = function.outputs  # also checks the transform
-        outputs = outputs if processes else None
+        specs = function.outputs  # also checks the transform
+        outputs = specs if processes else None
         return self.map(
             function, threads=threads, processes=processes, random=True, seed=seed, outputs=outputs
         )

@@ -490,10 +490,10 @@ class Mix(RandomCombination):
         with ending_all(self.begin_all(ctx)) as passes:
             while any(left):
                 n = weighted_choice(left, next(word))
-                found = list(islice(passes[n], 1))
-                left[n] = left[n] - cost if found else 0
-                if found:
-                    yield found.pop()
+                drawn = list(islice(passes[n], 1))
+                left[n] = left[n] - cost if drawn else 0
+                if drawn:
+                    yield drawn.pop()
             if cost and any(list(islice(rest, 1)) for rest in passes):
                 raise UsageError(
                     "a flow in mix() has more items than its len says: correct it, or give weights"
@@ -506,17 +506,17 @@ class Choose(RandomCombination):
 
     @property
     def length(self) -> Length:
-        drawn = [node.length for node, weight in zip(self.nodes, self.proportions, strict=True) if weight]
-        if len(drawn) == 1 or all(length.is_infinite for length in drawn):
-            return drawn[0]
-        all_items = reduce(Length.then, drawn)
+        lengths = [node.length for node, weight in zip(self.nodes, self.proportions, strict=True) if weight]
+        if len(lengths) == 1 or all(length.is_infinite for length in lengths):
+            return lengths[0]
+        all_items = reduce(Length.then, lengths)
         return UNKNOWN if all_items.is_infinite else all_items.filtered()
 
     def run(self, ctx: PassContext) -> Iterator[Any]:
         weights = self.proportions
         with ending_all(self.begin_all(ctx)) as passes:
             for word in random_words(ctx.bits(self, self.seed)):
-                found = list(islice(passes[weighted_choice(weights, word)], 1))
-                if not found:
+                drawn = list(islice(passes[weighted_choice(weights, word)], 1))
+                if not drawn:
                     return
-                yield found.pop()
+                yield drawn.pop()

@@ -52,25 +52,25 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._before_epoch = self._stats()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        now = self._epoch_began + batch + 1
-        if self._every and now >= self._written + self._every:
-            self._written = now
-            self._write(self._since(self._before_steps), step=now)
+        step = self._epoch_began + batch + 1
+        if self._every and step >= self._written + self._every:
+            self._written = step
+            self._write(self._since(self._before_steps), step=step)
             self._before_steps = self._stats()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        found = self._since(self._before_epoch)
+        stats = self._since(self._before_epoch)
         if logs is not None:
-            logs.update(_named(found, occupancy_of))
+            logs.update(_by_tag(stats, occupancy_of))
         if self._writer is not None and self._every is None:
-            self._write(found, step=epoch)
+            self._write(stats, step=epoch)
 
-    def _write(self, found: dict[str, InputStats], *, step: int) -> None:
+    def _write(self, stats: dict[str, InputStats], *, step: int) -> None:
         """Write scalars for TensorBoard, without its package."""
         plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=b"scalars")
         metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin_data)
         with self._writer.as_default():
-            for tag, value in _named(found, scalars_of).items():
+            for tag, value in _by_tag(stats, scalars_of).items():
                 tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
         self._writer.flush()
 
@@ -86,5 +86,5 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return int(self.model.optimizer.iterations)
 
 
-def _named(found: dict[str, InputStats], of: Callable[[InputStats], dict[str, float]]) -> dict[str, float]:
-    return {f"{name}/{part}": value for name, stats in found.items() for part, value in of(stats).items()}
+def _by_tag(stats: dict[str, InputStats], of: Callable[[InputStats], dict[str, float]]) -> dict[str, float]:
+    return {f"{name}/{part}": value for name, each in stats.items() for part, value in of(each).items()}

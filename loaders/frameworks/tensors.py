@@ -34,30 +34,30 @@ DEFAULT_CAPACITY = 2
 
 def leaves_of(signature: Any, batch: Any) -> list[Any]:
     """Return the parts of ``batch`` in the order of the signature's leaves. Raises UsageError."""
-    return [part for _, _, part in _walked(signature, batch)]
+    return [part for _, _, part in _walk(signature, batch)]
 
 
-def _walked(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _walk(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield each leaf: its name in the innermost dict ("" without one), its spec and its part."""
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
-                f"a batch should be a dict of {sorted(map(str, signature))}, but is {_form(batch)}; fix it or the signature"
+                f"a batch should be a dict of {sorted(map(str, signature))}, but is {_describe(batch)}; fix it or the signature"
             )
         for inner, spec in signature.items():
-            yield from _walked(spec, batch[inner], str(inner))
+            yield from _walk(spec, batch[inner], str(inner))
     elif isinstance(signature, tuple | list):
         if not isinstance(batch, tuple | list) or len(batch) != len(signature):
             raise UsageError(
-                f"a batch should have {len(signature)} parts, but is {_form(batch)}; fix it or the signature"
+                f"a batch should have {len(signature)} parts, but is {_describe(batch)}; fix it or the signature"
             )
         for spec, part in zip(signature, batch, strict=True):
-            yield from _walked(spec, part, name)
+            yield from _walk(spec, part, name)
     else:
         yield name, signature, batch
 
 
-def _form(batch: Any) -> str:
+def _describe(batch: Any) -> str:
     if isinstance(batch, Mapping):
         return f"a dict of {sorted(map(str, batch))}"
     if isinstance(batch, tuple | list):
@@ -72,21 +72,21 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
     Raises UsageError if the signature cannot be determined.
     """
     if given is not None:
-        flat(given)  # refuses anything but specs
+        flatten(given)  # refuses anything but specs
         return given
     if (element_spec := getattr(passes.source, "element_spec", None)) is not None:
         return element_spec
     if (specs := getattr(passes.source, "batch_specs", None)) is not None:
         return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
-    return _mapped(_spec_of, _first_batch(passes))
+    return _map_parts(_spec_of, _first_batch(passes))
 
 
 def _first_batch(passes: Passes) -> Any:
     """Return the first batch of the next pass without taking it."""
-    of_loader = getattr(passes.source, "first_batch", None)
-    if not callable(of_loader):
+    first_batch = getattr(passes.source, "first_batch", None)
+    if not callable(first_batch):
         return passes.peek()
-    batch = of_loader()  # keeps the Loader's position
+    batch = first_batch()  # keeps the Loader's position
     _refuse_lists(batch)
     return batch
 
@@ -107,14 +107,14 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
         )
 
 
-def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
+def _map_parts(make: Callable[[Any], Any], batch: Any) -> Any:
     """Return the batch with ``make(part)`` for each part, and tuples in place of lists of parts."""
     if isinstance(batch, Mapping):
-        return {name: _mapped(make, part) for name, part in batch.items()}
+        return {name: _map_parts(make, part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(make, part) for part in batch))
+        return type(batch)(*(_map_parts(make, part) for part in batch))
     if isinstance(batch, tuple) or (isinstance(batch, list) and not _is_rows(batch)):
-        return tuple(_mapped(make, part) for part in batch)
+        return tuple(_map_parts(make, part) for part in batch)
     return make(batch)
 
 
@@ -136,7 +136,7 @@ def _spec_of(part: Any) -> Any:
     if is_bytes_list(part):
         return tf.TensorSpec([None], tf.string)
     array = to_unmasked_array(part)
-    dtype = None if array.dtype.hasobject or array.dtype.fields is not None else _known(array.dtype)
+    dtype = None if array.dtype.hasobject or array.dtype.fields is not None else _tf_dtype(array.dtype)
     if dtype is None:
         raise UsageError(
             f"a part of the first batch is {type(part).__name__} of dtype {array.dtype}, which cannot be a tensor; turn "
@@ -145,7 +145,7 @@ def _spec_of(part: Any) -> Any:
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], dtype)
 
 
-def _known(dtype: Any) -> Any:
+def _tf_dtype(dtype: Any) -> Any:
     """Return TensorFlow's name of a dtype, None if it has none."""
     try:
         return tf.as_dtype(dtype)
@@ -153,7 +153,7 @@ def _known(dtype: Any) -> Any:
         return None
 
 
-def flat(signature: Any) -> list[Any]:
+def flatten(signature: Any) -> list[Any]:
     """Return the leaves of a signature. Raises UsageError for anything but a ``tf.TensorSpec``."""
     leaves = leaves_of(signature, signature)
     for spec in leaves:
@@ -162,10 +162,10 @@ def flat(signature: Any) -> list[Any]:
     return leaves
 
 
-def renamed(signature: Any, values: list[Any]) -> Any:
+def unflatten(signature: Any, values: list[Any]) -> Any:
     """Return ``values`` in the signature's form: the inverse of :func:`leaves_of`."""
     remaining = iter(values)
-    return _mapped(lambda _: next(remaining), signature)
+    return _map_parts(lambda _: next(remaining), signature)
 
 
 def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *, waits: bool = True) -> int:
@@ -184,7 +184,7 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *
 def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:
     if (size := getattr(passes.source, "batch_bytes", None)) is not None:
         return int(size)
-    specs = flat(element_spec)
+    specs = flatten(element_spec)
     if all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
         return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
     if not waits:
@@ -196,7 +196,7 @@ def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:
 def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
     """Return a part as an eager tensor. Raises UsageError if it does not match ``spec``."""
     if tf.is_tensor(part):
-        return _checked(part, spec)
+        return _check_part(part, spec)
     array = array_of(part, spec, zero_copy=zero_copy)
     if array.dtype.kind in NUMBERS:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -213,25 +213,25 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             strings = np.asarray(part, object)
         if wrong := [x for x in strings.flat if not isinstance(x, str | bytes)]:
             raise UsageError(
-                f"a batch has {_form(wrong[0])} where its signature says string; fix it or the signature"
+                f"a batch has {_describe(wrong[0])} where its signature says string; fix it or the signature"
             )
-        return _checked(strings, spec)  # type: ignore[no-any-return]
+        return _check_part(strings, spec)  # type: ignore[no-any-return]
     try:
         array = to_unmasked_array(part)
     except ValueError as error:
         raise UsageError(
-            f"a batch has {_form(part)} that is not an array ({error}) where its signature says "
+            f"a batch has {_describe(part)} that is not an array ({error}) where its signature says "
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if array.dtype != dtype and array.dtype.kind in "iufb" and not isinstance(part, np.ndarray):
         # Python numbers, which have no width
-        given, array = array, array.astype(dtype)
-        if not np.array_equal(array, given) and not (given.dtype.kind == dtype.kind == "f"):
+        numbers, array = array, array.astype(dtype)
+        if not np.array_equal(array, numbers) and not (numbers.dtype.kind == dtype.kind == "f"):
             raise UsageError(
                 f"a batch has numbers that are not {dtype.name}, as its signature says; fix it or the signature"
             )
-    _checked(array, spec)
+    _check_part(array, spec)
     is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype.isnative
     is_shared = zero_copy and is_usable and array.ctypes.data % ALIGNMENT == 0
     if is_shared or array.dtype.kind not in NUMBERS:
@@ -251,8 +251,8 @@ def _empty(spec: Any) -> Any:
     return tf.constant(np.full([0] * (spec.shape.rank or 0), fill, spec.dtype.as_numpy_dtype))
 
 
-def _checked(value: Any, spec: Any) -> Any:
-    dtype = (_known(value.dtype) or value.dtype).name
+def _check_part(value: Any, spec: Any) -> Any:
+    dtype = (_tf_dtype(value.dtype) or value.dtype).name
     if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
         remedy = "with None where sizes differ" if dtype == spec.dtype.name else f"of {dtype}"
         raise UsageError(
@@ -262,12 +262,12 @@ def _checked(value: Any, spec: Any) -> Any:
     return value
 
 
-def converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+def to_leaves(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
     """Return the leaves of a batch, each converted by :func:`tensor_of` or :func:`array_of`."""
-    made = []
-    for name, spec, part in list(_walked(element_spec, batch)):
+    leaves = []
+    for name, spec, part in list(_walk(element_spec, batch)):
         try:
-            made.append(convert(part, spec, zero_copy=zero_copy))
+            leaves.append(convert(part, spec, zero_copy=zero_copy))
         except UsageError as error:
             raise UsageError(f"{name}: {error.message}" if name else error.message) from error
-    return made
+    return leaves

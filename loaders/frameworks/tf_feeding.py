@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Owner
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
-from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check, lock_for_closing
+from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, flatten, tensor_of, tf, to_leaves
+from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check_use, closing_lock
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source
@@ -50,7 +50,7 @@ class SourceFailure:
         error, self.error = self.error, None
         return error
 
-    def as_input_failed(self) -> InputFailed:
+    def to_input_failed(self) -> InputFailed:
         """Return the exception to raise within TensorFlow, with the error's text and number."""
         text = "".join(traceback.format_exception(self.error))
         return InputFailed(f"the input failed [shardprep failure {self._number}]\n{text}")
@@ -66,12 +66,12 @@ def original_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if (original := original_of(error)) is None:
+        if (original := take_original_error(error)) is None:
             raise
         raise original from error
 
 
-def original_of(error: BaseException) -> BaseException | None:
+def take_original_error(error: BaseException) -> BaseException | None:
     """Return the exception behind a TensorFlow error, once; None for TensorFlow's own errors."""
     match = re.search(r"\[shardprep failure (\d+)\]", str(error))
     failure = _failures.get(int(match[1])) if match else None
@@ -99,8 +99,8 @@ class _Pass:
 class Feeder(Owner):
     """Puts the passes of a source into a sink, each on request, each followed by END or ERROR.
 
-    One consumer takes elements: in Python with :meth:`take`, or unseen in a graph, which calls :meth:`ended`.
-    If the consumer ends a pass early, the sink is emptied before the next pass begins.
+    One consumer takes elements: in Python with :meth:`take`, or unseen in a graph, which calls
+    :meth:`report_end`. If the consumer ends a pass early, the sink is emptied before the next pass begins.
     """
 
     passes: Passes
@@ -125,7 +125,7 @@ class Feeder(Owner):
             self.check_open()
             if self.unseen or not self._pass.is_untouched:
                 self.leave(self._epoch_number)
-                self._await(lambda: self._pass.is_untouched or self._pass.is_fed)
+                self._wait_until(lambda: self._pass.is_untouched or self._pass.is_fed)
             if not self._pass.is_untouched:
                 self._request_pass()
             self._epoch_number += 1
@@ -140,7 +140,7 @@ class Feeder(Owner):
             current.is_untouched = False
             status, leaves = self.sink.take()
             if status == Status.BATCH:
-                self.occupancy.taken(waited=waited)
+                self.occupancy.count_step(waited=waited)
                 current.state = current.states.popleft() if current.states else None
                 return leaves
             self._finish()
@@ -159,41 +159,41 @@ class Feeder(Owner):
                 self.sink.empty()
                 self._changed.notify_all()
 
-    def take_unseen(self) -> None:
+    def hand_to_graph(self) -> None:
         """Let a graph take the batches from now on."""
         with self._changed:
             self.check_open()
             self.unseen = True
-            self._await(lambda: self._pass.is_open or self._pass.is_fed)
+            self._wait_until(lambda: self._pass.is_open or self._pass.is_fed)
             if not self._pass.is_open:
                 self._request_pass()
 
-    def ended(self, status: int) -> None:
+    def report_end(self, status: int) -> None:
         """Raise StopIteration or InputFailed in a graph that has taken END or ERROR."""
         with self._changed:
             failure = self._failures[-1] if status == Status.ERROR else None
             self._finish()
         if failure:
-            raise failure.as_input_failed()
+            raise failure.to_input_failed()
         raise StopIteration  # TensorFlow turns it into OutOfRangeError
 
     def state(self) -> Any:
         """Return the source's state as of the batch taken last."""
-        self._check_seen()
+        self._check_counted()
         with self._changed:
             current = self._pass
-            self._await(lambda: current.is_over or current.state is not NOT_BEGUN or current.is_fed)
+            self._wait_until(lambda: current.is_over or current.state is not NOT_BEGUN or current.is_fed)
             if not current.is_over and current.state is not NOT_BEGUN:
                 return current.state
-            self._await(lambda: current.is_fed)
+            self._wait_until(lambda: current.is_fed)
             return self.passes.state()
 
     def load_state(self, state: Any, **options: Any) -> None:
         """Begin the next pass where the state was taken."""
-        self._check_seen()
+        self._check_counted()
         with self._changed:
             self.leave(self._epoch_number)
-            self._await(lambda: self._pass.is_fed)
+            self._wait_until(lambda: self._pass.is_fed)
             self.passes.load_state(state, **options)
             self._pass.is_over = True
 
@@ -202,7 +202,7 @@ class Feeder(Owner):
         with self._changed:
             self.check_open()
             self.leave(self._epoch_number)
-            self._await(lambda: self._pass.is_open or self._pass.is_fed)
+            self._wait_until(lambda: self._pass.is_open or self._pass.is_fed)
             if self.unseen and not self._pass.is_open:  # the thread had finished the pass
                 self._request_pass()
 
@@ -213,7 +213,7 @@ class Feeder(Owner):
         """
         if not self.was_made_here:
             return
-        with lock_for_closing(self._changed):
+        with closing_lock(self._changed):
             self._closed = True
         self.sink.close()
         if self.on_close:
@@ -225,9 +225,9 @@ class Feeder(Owner):
             self.passes.close()
 
     def check_open(self) -> None:
-        check(self._closed)
+        check_use(self._closed)
 
-    def _check_seen(self) -> None:
+    def _check_counted(self) -> None:
         if self.unseen:
             raise UsageError(
                 "batches dequeued by a graph are not counted; iterate the input in Python to know its state"
@@ -244,7 +244,7 @@ class Feeder(Owner):
     def _finish(self) -> None:
         """Record that the consumer has seen the end of the pass."""
         self._pass.is_over, self._pass.is_untouched = True, False
-        self.occupancy.epoch()
+        self.occupancy.count_epoch()
         if self.unseen and not self._closed:
             if self._pass.is_fed:
                 self._request_pass()
@@ -255,13 +255,13 @@ class Feeder(Owner):
         """Wait for an element. Return the seconds waited, None if one was there."""
         began, waited = perf_counter(), False
         while True:
-            check(self._closed, epoch_number == self._epoch_number and self._pass.is_open)
+            check_use(self._closed, epoch_number == self._epoch_number and self._pass.is_open)
             if self.sink.level():
                 return perf_counter() - began if waited else None
             waited = True
             self._changed.wait(POLL_INTERVAL_S)
 
-    def _await(self, done: Callable[[], bool]) -> None:
+    def _wait_until(self, done: Callable[[], bool]) -> None:
         while not done():
             self.check_open()
             self._changed.wait(POLL_INTERVAL_S)
@@ -306,18 +306,18 @@ class Feeder(Owner):
         except BaseException as error:  # raised in the consumer
             if self._closed:
                 raise SinkClosed from error
-            self._failures.append(SourceFailure(original_of(error) or error))
+            self._failures.append(SourceFailure(take_original_error(error) or error))
             return Status.ERROR
         return Status.END
 
     def _put_all(self, batches: Iterator[Any], current: _Pass) -> None:
         while True:
             began = perf_counter()
-            if not (held := list(islice(batches, 1))):
+            if not (drawn := list(islice(batches, 1))):
                 return
             got = perf_counter()
-            leaves = self.leaves_of(held.pop())
-            self.occupancy.drew(got - began, perf_counter() - got)
+            leaves = self.leaves_of(drawn.pop())
+            self.occupancy.count_draw(got - began, perf_counter() - got)
             if self._closed:
                 raise SinkClosed
             if current.is_left:
@@ -328,7 +328,7 @@ class Feeder(Owner):
             self.sink.put(Status.BATCH, leaves)
             del leaves  # otherwise held while the loop waits for the next batch
             full = level >= self.sink.capacity
-            self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
+            self.occupancy.count_put(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
             with self._changed:
                 self._changed.notify_all()
 
@@ -351,7 +351,7 @@ class PulledPasses(Owner):
     def begin(self) -> int:
         """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
         with self._changed:
-            check(self._closed)
+            check_use(self._closed)
             self.leave()
             number = self._number
         length = length_hint(self._passes)
@@ -375,7 +375,7 @@ class PulledPasses(Owner):
     def next(self, number: int) -> Any:
         """Return the pass's next batch, None at its end. Raises UsageError once another has begun."""
         with self._changed:
-            check(self._closed, number == self._number)
+            check_use(self._closed, number == self._number)
             self._pulling += 1
             batches = self._batches
         try:
@@ -386,33 +386,33 @@ class PulledPasses(Owner):
                     end(batches)
                 self._pulling -= 1
                 self._changed.notify_all()
-        check(self._closed, number == self._number)
+        check_use(self._closed, number == self._number)
         return batch
 
     def begin_for_tensorflow(self) -> int:
         """Begin a pass as :meth:`begin` does, with errors for :func:`original_errors`."""
-        with self._reporting():
+        with self._errors_for_tensorflow():
             return self.begin()
 
     def next_for_tensorflow(self, number: Any) -> list[Any]:
         """Return the next element, its status first, with errors for :func:`original_errors`."""
-        with self._reporting():
+        with self._errors_for_tensorflow():
             batch = self.next(int(number))
             if batch is None:
-                return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(flat(self._element_spec))]
+                return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(flatten(self._element_spec))]
             zero_copy = self._passes.batches_never_change
-            leaves = converted(tensor_of, self._element_spec, batch, zero_copy=zero_copy)
+            leaves = to_leaves(tensor_of, self._element_spec, batch, zero_copy=zero_copy)
             return [tf.constant(int(Status.BATCH), tf.uint8), *leaves]
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _errors_for_tensorflow(self) -> Iterator[None]:
         self._called.append(get_ident())
         try:
             yield
         except BaseException as error:  # TensorFlow would keep only its text
-            failure = SourceFailure(original_of(error) or error)
+            failure = SourceFailure(take_original_error(error) or error)
             self._failures.append(failure)
-            raise failure.as_input_failed() from error
+            raise failure.to_input_failed() from error
         finally:
             with self._changed:
                 self._called.remove(get_ident())
@@ -427,7 +427,7 @@ class PulledPasses(Owner):
         """
         if not self.was_made_here:
             return
-        with lock_for_closing(self._changed) as is_held:
+        with closing_lock(self._changed) as is_held:
             self._closed = True
             if is_held and self._changed.wait_for(
                 lambda: not self._pulling and set(self._called) <= {get_ident()}, CLOSE_TIMEOUT_S

@@ -66,8 +66,8 @@ class Sink(ABC):
         """Return the next element. The sink must not be empty."""
 
     @abstractmethod
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        """Return the next batch in a graph, which calls ``ended`` for an element that is no batch."""
+    def dequeue(self, on_end: Callable[[int], None]) -> Leaves:
+        """Return the next batch in a graph, which calls ``on_end`` for an element that is no batch."""
 
     @abstractmethod
     def empty(self) -> None:
@@ -78,7 +78,7 @@ class Sink(ABC):
         """Drop all elements and wake waiting threads. Idempotent."""
 
 
-def check(is_closed: bool, is_current: bool = True) -> None:
+def check_use(is_closed: bool, is_current: bool = True) -> None:
     """Raise UsageError if an input is closed, or another iteration of it has begun."""
     if is_closed:
         raise UsageError("this input is closed; make a new one")
@@ -87,7 +87,7 @@ def check(is_closed: bool, is_current: bool = True) -> None:
 
 
 @contextmanager
-def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
+def closing_lock(changed: threading.Condition) -> Iterator[bool]:
     """Hold the condition's lock, then wake all waiting threads. Yields whether the lock is held.
 
     A garbage collection may close an input in any thread, at any point. The wait for the lock is limited,
@@ -102,7 +102,7 @@ def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
             changed.release()
 
 
-def weak(method: Callable[..., Any]) -> Callable[..., Any]:
+def hold_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls the method, and holds only a weak reference to its object.
 
     TensorFlow keeps functions forever. The function raises UsageError when the object is gone.
@@ -123,43 +123,43 @@ def end_epoch(status: int) -> None:
     raise StopIteration
 
 
-def batch_or_end(status: Any, ended: Callable[[int], None] = end_epoch) -> Any:
+def require_batch(status: Any, on_end: Callable[[int], None] = end_epoch) -> Any:
     """Return a tensor for a control dependency: True if ``status`` means a batch.
 
-    Otherwise the graph calls ``ended(status)``, which raises; TensorFlow turns StopIteration into
+    Otherwise the graph calls ``on_end(status)``, which raises; TensorFlow turns StopIteration into
     OutOfRangeError. If another replica's call raises instead, the tensor is False. A batch costs one
     comparison; Python code runs only at the end of a pass.
     """
 
-    def call_ended(found: Any) -> bool:
-        ended(int(found))
+    def call_on_end(value: Any) -> bool:
+        on_end(int(value))
         return False
 
     with tf.device("CPU:0"):
         return tf.cond(
             tf.equal(status, int(Status.BATCH)),
             lambda: tf.constant(True),
-            lambda: tf.numpy_function(call_ended, [status], tf.bool),
+            lambda: tf.numpy_function(call_on_end, [status], tf.bool),
         )
 
 
-def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+def set_shapes(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     """Set the static shapes of the tensors, and return them."""
     for tensor, spec in zip(tensors, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(tensors)
 
 
-def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None] = end_epoch) -> list[Any]:
-    """Return the tensors of an element, without its status; the graph calls ``ended`` if it is no batch."""
+def batch_of_element(element: Any, specs: list[Any], on_end: Callable[[int], None] = end_epoch) -> list[Any]:
+    """Return the tensors of an element, without its status; the graph calls ``on_end`` if it is no batch."""
     status, *tensors = element
-    with tf.control_dependencies([batch_or_end(status, ended)]):
-        return shaped([tf.identity(tensor) for tensor in tensors], specs)
+    with tf.control_dependencies([require_batch(status, on_end)]):
+        return set_shapes([tf.identity(tensor) for tensor in tensors], specs)
 
 
-def dequeued(queue: Any, check_ready: Callable[[], None]) -> Any:
+def dequeue_when_ready(queue: Any, check_ready: Callable[[], None]) -> Any:
     """Dequeue in a graph: one comparison and, if the queue is empty, ``check_ready``, which may raise."""
-    ready = weak(check_ready)
+    ready = hold_weakly(check_ready)
     with tf.device("CPU:0"):
         is_ready = tf.cond(
             tf.equal(queue.size(), 0),
@@ -176,35 +176,35 @@ def raw_session(session: Any) -> Any:
     return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
 
 
-class OperatedSink(Sink):
+class OpSink(Sink):
     """Base of sinks made of operations, which run eagerly, or in a session after :meth:`attach`."""
 
     def __init__(self) -> None:
         self._in_session = not tf.executing_eagerly()
-        self._made: dict[str, tuple[Any, list[Any]]] = {}  # the fetches, and the placeholders to feed
-        self._runs: dict[str, Callable[..., Any]] = {}
+        self._ops: dict[str, tuple[Any, list[Any]]] = {}  # the fetches, and the placeholders to feed
+        self._callables: dict[str, Callable[..., Any]] = {}
         self._closed = False
 
     def _add(self, name: str, operate: Callable[..., Any], *dtypes: Any) -> None:
         """Add an operation whose arguments have these dtypes."""
         if self._in_session:
-            fed = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
-            self._made[name] = operate(*fed), fed
+            placeholders = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
+            self._ops[name] = operate(*placeholders), placeholders
         else:
-            self._runs[name] = tf.init_scope()(operate)  # a garbage collection may run it within a graph
+            self._callables[name] = tf.init_scope()(operate)  # a garbage collection may run it within a graph
 
     def attach(self, session: Any) -> None:
         """Use this session. Raises UsageError for a second session."""
-        if self._runs:
+        if self._callables:
             raise UsageError(
                 "this input is already started; make one for each session (a StagingInput starts what it wraps)"
             )
         raw = raw_session(session)
-        self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
+        self._callables = {name: raw.make_callable(*op) for name, op in self._ops.items()}
 
     def _check_ready(self) -> None:
-        check(self._closed)
-        if not self._runs:
+        check_use(self._closed)
+        if not self._callables:
             raise UsageError("nothing feeds this input yet; call its start(session) before the first step")
 
     def level(self) -> int:
@@ -226,16 +226,16 @@ class OperatedSink(Sink):
         finally:
             self._closed = True
 
-    def _run(self, name: str, *fed: Any) -> Any:
-        if self._closed or not self._runs:
+    def _run(self, name: str, *values: Any) -> Any:
+        if self._closed or not self._callables:
             raise SinkClosed
         try:
-            return self._runs[name](*fed)
+            return self._callables[name](*values)
         except (RuntimeError, tf.errors.CancelledError, tf.errors.AbortedError) as error:
             raise SinkClosed from error  # RuntimeError: the session was closed
 
 
-class TensorQueue(OperatedSink):
+class TensorQueue(OpSink):
     """A ``FIFOQueue`` of ``capacity`` elements, for eager mode or the v1 graph that is being built.
 
     An array that is aligned to 64 bytes is not copied; TensorFlow keeps its memory until the last use.
@@ -247,7 +247,7 @@ class TensorQueue(OperatedSink):
         self._specs = specs
         with tf.device("CPU:0"):
             queue = self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
-            self._add("put", lambda *fed: queue.enqueue(fed), *queue.dtypes)
+            self._add("put", lambda *values: queue.enqueue(values), *queue.dtypes)
             self._add("end", lambda status: queue.enqueue([status, *empty_tensors(specs)]), tf.uint8)
             self._add("take", queue.dequeue)
             self._add("size", queue.size)
@@ -260,8 +260,8 @@ class TensorQueue(OperatedSink):
         status, *leaves = self._run("take")
         return Status(int(status)), leaves
 
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        return batch_of_element(dequeued(self._queue, self._check_ready), self._specs, ended)
+    def dequeue(self, on_end: Callable[[int], None]) -> Leaves:
+        return batch_of_element(dequeue_when_ready(self._queue, self._check_ready), self._specs, on_end)
 
 
 class _Area:
@@ -304,14 +304,14 @@ class _Area:
             self.permits.dequeue()
 
 
-class SessionStage(OperatedSink):
+class SessionStage(OpSink):
     """A staging area on ``device`` that stages ``batch``, tensors of another input, without Python code."""
 
     def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
         super().__init__()
         self.capacity = depth
         self._specs = specs
-        self.is_within = False  # within a pass of the other input
+        self.is_in_pass = False  # within a pass of the other input
         area = self._area = _Area(specs, device, tf.uint8)
         with tf.device(device):
             staged = area.stage([tf.identity(leaf) for leaf in batch])
@@ -342,9 +342,9 @@ class SessionStage(OperatedSink):
             raise SinkClosed from error
         try:
             self._run("stage")
-            self.is_within = True
+            self.is_in_pass = True
         except tf.errors.OpError as error:
-            self.is_within = False
+            self.is_in_pass = False
             self._run("permit")
             if isinstance(error, tf.errors.OutOfRangeError):
                 raise PassEnded from error
@@ -354,10 +354,10 @@ class SessionStage(OperatedSink):
         status = Status(int(self._run("token")))
         return status, self._run("unstage") if status == Status.BATCH else []
 
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        token = dequeued(self._area.tokens, self._check_ready)
-        with tf.control_dependencies([batch_or_end(token, ended)]):
-            return shaped(self._area.unstage(), self._specs)
+    def dequeue(self, on_end: Callable[[int], None]) -> Leaves:
+        token = dequeue_when_ready(self._area.tokens, self._check_ready)
+        with tf.control_dependencies([require_batch(token, on_end)]):
+            return set_shapes(self._area.unstage(), self._specs)
 
 
 class StagingAreas(Sink):
@@ -421,16 +421,16 @@ class StagingAreas(Sink):
                 for area in self._areas:
                     area.clear(self.capacity)
 
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        found, area = partial(weak(self._found), ended), self._areas[self._replica()]
+    def dequeue(self, on_end: Callable[[int], None]) -> Leaves:
+        report_end, area = partial(hold_weakly(self._report_end), on_end), self._areas[self._replica_index()]
         with tf.device("CPU:0"):
-            is_batch = batch_or_end(dequeued(area.tokens, self._check_ready), found)
-        return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
+            is_batch = require_batch(dequeue_when_ready(area.tokens, self._check_ready), report_end)
+        return set_shapes(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
 
     def _check_ready(self) -> None:
-        check(self._closed)
+        check_use(self._closed)
 
-    def _replica(self) -> int:
+    def _replica_index(self) -> int:
         """Return the index, on this machine, of the replica that is being traced."""
         if not self._strategy:
             return 0
@@ -440,7 +440,7 @@ class StagingAreas(Sink):
         number = context.replica_id_in_sync_group
         return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)
 
-    def _found(self, ended: Callable[[int], None], token: int) -> None:
+    def _report_end(self, on_end: Callable[[int], None], token: int) -> None:
         """Report the end of a pass once, when all replicas have taken it.
 
         The report is an exception, which aborts the step of all replicas; an end that is not taken by then
@@ -455,11 +455,11 @@ class StagingAreas(Sink):
                     if not any(int(area.tokens.size()) for area in self._areas):
                         break
                 time.sleep(0.0005)
-            ended(_status(token))
+            on_end(_status(token))
 
     def close(self) -> None:
         """Drop all elements and wake waiting threads. Idempotent; a garbage collection may call it."""
-        with lock_for_closing(self._changed):
+        with closing_lock(self._changed):
             if self._closed:
                 return
             self._closed = True

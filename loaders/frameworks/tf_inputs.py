@@ -24,14 +24,14 @@ from shardprep.loaders.frameworks.tensors import (
     Leaves,
     array_of,
     capacity_of,
-    converted,
     empty_tensors,
-    flat,
+    flatten,
     leaves_of,
-    renamed,
     signature_of,
     tensor_of,
     tf,
+    to_leaves,
+    unflatten,
 )
 from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, original_errors
 from shardprep.loaders.frameworks.tf_graph import (
@@ -41,11 +41,11 @@ from shardprep.loaders.frameworks.tf_graph import (
     Status,
     TensorQueue,
     batch_of_element,
-    batch_or_end,
-    check,
+    check_use,
+    hold_weakly,
     raw_session,
-    shaped,
-    weak,
+    require_batch,
+    set_shapes,
 )
 from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -75,7 +75,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
     """
     prefetch, passes = check_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
     element_spec = signature_of(passes, signature)
-    dataset = _pulled(passes, element_spec)
+    dataset = _make_dataset(passes, element_spec)
     if (length := passes.steady_length) is not None:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     options = tf.data.Options()
@@ -84,22 +84,22 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
     return (dataset.prefetch(prefetch) if prefetch else dataset).with_options(options)
 
 
-def _pulled(source: Passes, element_spec: Any) -> Any:
+def _make_dataset(source: Passes, element_spec: Any) -> Any:
     """Return a dataset with one element, which begins a pass and is flat-mapped to its batches."""
-    specs, passes = flat(element_spec), PulledPasses(source, element_spec)
-    begin_pass, pull = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
+    specs, passes = flatten(element_spec), PulledPasses(source, element_spec)
+    begin_pass, pull = hold_weakly(passes.begin_for_tensorflow), hold_weakly(passes.next_for_tensorflow)
 
-    def pulled(number: Any) -> Any:
+    def pull_element(number: Any) -> Any:
         status, *leaves = tf.py_function(pull, [number], [tf.uint8, *(spec.dtype for spec in specs)])
         status.set_shape([])
         return status, *leaves
 
-    def batch_of(_: Any, *leaves: Any) -> Any:
-        return renamed(element_spec, shaped(leaves, specs))
+    def to_batch(_: Any, *leaves: Any) -> Any:
+        return unflatten(element_spec, set_shapes(leaves, specs))
 
     def batches(number: Any) -> Any:
-        counter = tf.data.Dataset.counter().map(lambda _: pulled(number))
-        return counter.take_while(lambda status, *_: tf.equal(status, int(Status.BATCH))).map(batch_of)
+        counter = tf.data.Dataset.counter().map(lambda _: pull_element(number))
+        return counter.take_while(lambda status, *_: tf.equal(status, int(Status.BATCH))).map(to_batch)
 
     started = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(begin_pass, [], tf.int64))
     started.shardprep_passes = passes  # datasets made from this one keep it alive
@@ -190,7 +190,7 @@ class Input(Owner, Closable, ABC):
     @property
     def specs(self) -> list[Any]:
         """The leaves of ``element_spec``."""
-        return flat(self.element_spec)
+        return flatten(self.element_spec)
 
     def leaves(self, batch: Any) -> list[Any]:
         """Return the parts of a batch in the order of the leaves."""
@@ -198,7 +198,7 @@ class Input(Owner, Closable, ABC):
 
     def packed(self, leaves: list[Any]) -> Any:
         """Return leaves in the form of ``element_spec``."""
-        return renamed(self.element_spec, leaves)
+        return unflatten(self.element_spec, leaves)
 
 
 class DirectInput(Input):
@@ -211,18 +211,18 @@ class DirectInput(Input):
 
     def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
-            check(self._closed)
+            check_use(self._closed)
             began = perf_counter()
             with original_errors():
-                held = list(islice(batches, 1))
-            check(self._closed)
-            if not held:
+                drawn = list(islice(batches, 1))
+            check_use(self._closed)
+            if not drawn:
                 break
             took = perf_counter() - began
-            self._occupancy.taken(waited=took)
-            self._occupancy.drew(took, 0.0)
-            yield held.pop()  # keeping a reference would hold the slot during the next wait
-        self._occupancy.epoch()
+            self._occupancy.count_step(waited=took)
+            self._occupancy.count_draw(took, 0.0)
+            yield drawn.pop()  # keeping a reference would hold the slot during the next wait
+        self._occupancy.count_epoch()
 
     def stats(self) -> InputStats:
         return self._occupancy.read(type(self).__name__, source=self._passes.source)
@@ -258,7 +258,7 @@ class FeederInput(Input):
     def _epoch(self, epoch_number: int) -> Iterator[Any]:
         try:
             while (leaves := self._feeder.take(epoch_number)) is not None:
-                batch = [self._form(leaves)]
+                batch = [self._eager_batch(leaves)]
                 del leaves
                 yield batch.pop()  # keeping a reference would hold the slot during the next wait
         finally:
@@ -269,17 +269,17 @@ class FeederInput(Input):
             self._feeder.check_open()
             self._feeder.unseen = True
         else:
-            self._feeder.take_unseen()
-        return self.packed(self._sink.dequeue(weak(self._feeder.ended)))
+            self._feeder.hand_to_graph()
+        return self.packed(self._sink.dequeue(hold_weakly(self._feeder.report_end)))
 
-    def _form(self, leaves: Leaves) -> Any:
+    def _eager_batch(self, leaves: Leaves) -> Any:
         """Return the batch of an element's leaves for eager code."""
         return self.packed(leaves)
 
     def start(self, session: Any) -> None:
         if self._in_session:
             self._sink.attach(session)
-            self._feeder.take_unseen()
+            self._feeder.hand_to_graph()
 
     def reset(self) -> None:
         """End the current epoch early: the next batch is the first of another epoch."""
@@ -332,7 +332,7 @@ class FeedInput(DirectInput):
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
-        return self._epoch(map(self._fed, self._pass(self._pulled.begin())))
+        return self._epoch(map(self._convert, self._pass(self._pulled.begin())))
 
     def _pass(self, number: int) -> Iterator[Any]:
         try:
@@ -340,9 +340,9 @@ class FeedInput(DirectInput):
         finally:
             self._pulled.leave(number)
 
-    def _fed(self, batch: Any) -> Any:
+    def _convert(self, batch: Any) -> Any:
         convert = tensor_of if self._placeholders is None else array_of
-        leaves = converted(convert, self.element_spec, batch, zero_copy=self._passes.batches_never_change)
+        leaves = to_leaves(convert, self.element_spec, batch, zero_copy=self._passes.batches_never_change)
         if self._placeholders is None:
             return self.packed(leaves)
         return dict(zip(self._placeholders, leaves, strict=True))
@@ -351,7 +351,7 @@ class FeedInput(DirectInput):
         if self._placeholders is not None:
             return self.packed(list(self._placeholders))
         dtypes = [tf.uint8, *(spec.dtype for spec in self.specs)]
-        return self.packed(batch_of_element(tf.py_function(weak(self._pull), [], dtypes), self.specs))
+        return self.packed(batch_of_element(tf.py_function(hold_weakly(self._pull), [], dtypes), self.specs))
 
     def _pull(self) -> list[Any]:
         if self._number is None:
@@ -401,7 +401,7 @@ class QueueInput(FeederInput):
     """
 
     def __init__(self, source: Source, *, signature: Any = None, capacity: int | str | None = None) -> None:
-        super().__init__(*fed_queue(Passes(source), signature, capacity))
+        super().__init__(*make_feeder(Passes(source), signature, capacity))
 
 
 class BatchQueueInput(QueueInput):
@@ -440,7 +440,7 @@ class BatchQueueInput(QueueInput):
         self._batches.close()
 
 
-def fed_queue(
+def make_feeder(
     passes: Passes,
     signature: Any,
     capacity: int | str | None,
@@ -453,10 +453,10 @@ def fed_queue(
     ``waits`` is as for :func:`capacity_of`, ``on_close`` as for a Feeder.
     """
     element_spec = signature_of(passes, signature)
-    queue = TensorQueue(flat(element_spec), capacity_of(passes, capacity, element_spec, waits=waits))
+    queue = TensorQueue(flatten(element_spec), capacity_of(passes, capacity, element_spec, waits=waits))
     convert = tensor_of if tf.executing_eagerly() else array_of
-    made_of = partial(converted, convert, element_spec, zero_copy=passes.batches_never_change)
-    return passes, element_spec, Feeder(passes, queue, made_of, on_close=on_close)
+    convert_batch = partial(to_leaves, convert, element_spec, zero_copy=passes.batches_never_change)
+    return passes, element_spec, Feeder(passes, queue, convert_batch, on_close=on_close)
 
 
 class StagingInput(FeederInput):
@@ -503,10 +503,10 @@ class StagingInput(FeederInput):
         else:
             gpus = [] if device else tf.config.list_logical_devices("GPU")
             devices = [device or (gpus[0].name if gpus else "CPU:0")]
-        specs, on_close = flat(element_spec), self._wrapped.close if self._wrapped is not None else None
+        specs, on_close = flatten(element_spec), self._wrapped.close if self._wrapped is not None else None
         sink: Sink
         if tf.executing_eagerly():
-            sink = StagingAreas([_part_of(spec, len(devices)) for spec in specs], devices, depth, strategy)
+            sink = StagingAreas([_part_spec(spec, len(devices)) for spec in specs], devices, depth, strategy)
             split = partial(_split, element_spec, len(devices), passes.batches_never_change)
             feeder = Feeder(passes, sink, split, on_close=on_close)
         elif self._wrapped is None or isinstance(self._wrapped, FeedInput) or len(devices) > 1:
@@ -516,11 +516,11 @@ class StagingInput(FeederInput):
         else:
             batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
             sink = SessionStage(specs, batch, devices[0], depth)
-            endless = Passes(partial(_endless, self._wrapped, sink))
+            endless = Passes(partial(_endless_pass, self._wrapped, sink))
             feeder = Feeder(endless, sink, lambda _: [], on_close=on_close)
         super().__init__(passes, element_spec, feeder)
 
-    def _form(self, leaves: Leaves) -> Any:
+    def _eager_batch(self, leaves: Leaves) -> Any:
         if not self._strategy:
             return self.packed(leaves[0])
         distributed = self._strategy.experimental_distribute_values_from_function
@@ -540,9 +540,9 @@ class StagingInput(FeederInput):
         return super().to_dataset(prefetch=prefetch)
 
 
-def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
+def _endless_pass(wrapped: Input, stage: SessionStage) -> Iterator[None]:
     """Return an endless pass, whose end the stage finds. Reset the input if its last pass ended early."""
-    if stage.is_within:
+    if stage.is_in_pass:
         reset = getattr(wrapped, "reset", None)
         if not callable(reset):
             raise UsageError(f"a {type(wrapped).__name__} cannot leave an epoch early in a graph")
@@ -550,7 +550,7 @@ def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
     return repeat(None)
 
 
-def _part_of(spec: Any, parts: int) -> Any:
+def _part_spec(spec: Any, parts: int) -> Any:
     """Return the spec of one replica's rows."""
     if parts == 1 or not spec.shape.rank:
         return spec
@@ -560,11 +560,11 @@ def _part_of(spec: Any, parts: int) -> Any:
 
 def _split(element_spec: Any, parts: int, zero_copy: bool, batch: Any) -> list[Leaves]:
     """Return one list of leaves for each device, with the rows divided as evenly as possible."""
-    leaves = converted(tensor_of, element_spec, batch, zero_copy=zero_copy)
-    return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
+    leaves = to_leaves(tensor_of, element_spec, batch, zero_copy=zero_copy)
+    return [[_part_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
 
 
-def _rows(leaf: Any, part: int, parts: int) -> Any:
+def _part_rows(leaf: Any, part: int, parts: int) -> Any:
     if parts == 1 or not leaf.shape.rank:
         return leaf
     share, more = divmod(int(leaf.shape[0]), parts)
@@ -589,23 +589,23 @@ class DatasetInput(DirectInput):
         self._endless: Any = None  # the iterator that a graph draws from
 
     def __iter__(self) -> Iterator[Any]:
-        check(self._closed)
+        check_use(self._closed)
         if self._in_session:
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
         return self._epoch(iter(self._dataset))
 
     def _dequeue_in_graph(self) -> Any:
-        check(self._closed)
+        check_use(self._closed)
         if self._endless is None:
             make = tf.compat.v1.data.make_initializable_iterator if self._in_session else iter
             with nullcontext() if self._in_session else tf.init_scope():
                 # endless epochs, each followed by an element of empty tensors
                 ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs))
-                epoch = self._dataset.map(self._marked).concatenate(tf.data.Dataset.from_tensors(ended))
+                epoch = self._dataset.map(self._mark).concatenate(tf.data.Dataset.from_tensors(ended))
                 self._endless = make(epoch.repeat())
         return self.packed(batch_of_element(self._endless.get_next(), self.specs))
 
-    def _marked(self, *parts: Any) -> Any:
+    def _mark(self, *parts: Any) -> Any:
         spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
         batch = parts if isinstance(spec, tuple) and not hasattr(spec, "_fields") else parts[0]
         return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
@@ -648,7 +648,7 @@ class TensorInput(DirectInput):
         self._left = length  # batches of the epoch that a graph is in
 
     def __iter__(self) -> Iterator[Any]:
-        check(self._closed)
+        check_use(self._closed)
         calls = self._passes.begin()
         return self._epoch(self._make() for _ in calls)  # in a generator, its StopIteration is an error
 
@@ -658,16 +658,16 @@ class TensorInput(DirectInput):
         return self._length
 
     def _dequeue_in_graph(self) -> Any:
-        check(self._closed)
+        check_use(self._closed)
         if self._length is None:
             return self._make()
-        status = tf.numpy_function(weak(self._status), [], tf.uint8)
-        with tf.control_dependencies([batch_or_end(status)]):
+        status = tf.numpy_function(hold_weakly(self._status), [], tf.uint8)
+        with tf.control_dependencies([require_batch(status)]):
             return tf.nest.map_structure(tf.identity, self._make())
 
     def _status(self) -> Any:
         """Return the status of the graph's next element, and count it."""
-        check(self._closed)
+        check_use(self._closed)
         is_batch = bool(self._left)
         self._left = self._left - 1 if self._left else self._length
         return np.uint8(Status.BATCH if is_batch else Status.END)
@@ -681,10 +681,10 @@ class DummyConstantInput(TensorInput):
     """
 
     def __init__(self, signature: Any, *, length: int | None = None) -> None:
-        for spec in flat(signature):
+        for spec in flatten(signature):
             if not spec.shape.is_fully_defined():
                 raise UsageError(f"a constant needs a tf.TensorSpec of known shape, not {spec!r}")
-        zeros = renamed(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flat(signature)])
+        zeros = unflatten(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flatten(signature)])
         super().__init__(lambda: zeros, length=length, signature=signature)
 
 
@@ -726,13 +726,13 @@ class ZMQInput(FeederInput):
             raise UsageError("give a signature: it is not known before a sender has sent a batch")
         receiver = FrameReceiver(endpoint, senders=senders, bind=bind, limit_bytes=limit_bytes)
         try:
-            made = fed_queue(Passes(receiver), signature, capacity, waits=False, on_close=receiver.close)
+            parts = make_feeder(Passes(receiver), signature, capacity, waits=False, on_close=receiver.close)
         except BaseException:
             receiver.close()
             raise
         self._receiver = receiver
         self.endpoint, self.endpoints = receiver.endpoint, receiver.endpoints
-        super().__init__(*made)
+        super().__init__(*parts)
 
     def close(self) -> None:
         self._receiver.close()  # first, or the senders would see an epoch end early, and begin the next

@@ -133,26 +133,26 @@ class InputStats(ShownStats):
         """Return those of the input or Loader that feeds this one, or the source; and this input's thread."""
         waited, before = self._waited, self.source or self.loader
         drawn = [*before.suppliers(), before.handing_over()] if before and before.is_known else []
-        found = [each._replace(waited=waited) for each in drawn]
+        suppliers = [each._replace(waited=waited) for each in drawn]
         rows = self._drawn * (self._rows or 1.0)
-        if not found:
+        if not suppliers:
             name, advice = "source", SOURCE_ADVICE
             if self.upstream is not None and self.upstream.limit != STEP:
                 name, advice = self.upstream.limit, self.upstream.advice
                 advice = advice.removesuffix(OR_PREFETCH) if self.capacity else advice
             drawing = GroupTimes(name, "thread", 1, {name: self.fetching}, blocked=self.blocked_seconds)
             loads = drawing.loads(rows, self.elapsed)
-            found.append(Supplier(loads, waited, lambda slowest, rate: advice))
+            suppliers.append(Supplier(loads, waited, lambda slowest, rate: advice))
         own = self._thread.loads(rows, self.elapsed)
-        return [*found, Supplier(own, waited, lambda slowest, rate: COPYING_ADVICE)]
+        return [*suppliers, Supplier(own, waited, lambda slowest, rate: COPYING_ADVICE)]
 
     @property
     def verdict(self) -> Verdict | None:
         """The limiting stage: one of the Loader, an input or the step. None before the second batch."""
-        found = super().verdict
-        if found and self.unseen and found.limit != STEP:  # the step's own time is not known
-            return replace(found, next_limit="", next_rate=math.inf)
-        return found
+        verdict = super().verdict
+        if verdict and self.unseen and verdict.limit != STEP:  # the step's own time is not known
+            return replace(verdict, next_limit="", next_rate=math.inf)
+        return verdict
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stats as JSON values, with load and verdict."""
@@ -182,12 +182,12 @@ class Occupancy:
         self._totals: Any = Counter()  # the other counts and seconds of InputStats
         self._unseen = False
 
-    def drew(self, fetching: float, converting: float) -> None:
+    def count_draw(self, fetching: float, converting: float) -> None:
         """Record the seconds that the thread waited for a batch, and worked on it."""
         with self._lock:
             self._totals.update(fetching=fetching, converting=converting)
 
-    def fed(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
+    def count_put(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
         """Count a batch that was put in at ``level``, after waiting ``seconds`` if the queue was ``full``.
 
         Steps that are ``unseen`` cannot be measured; a level of 0 counts as a step that waited.
@@ -197,16 +197,16 @@ class Occupancy:
             self._totals.update(fed=1, levels=level, found_full=int(full), blocked_seconds=waited)
             if unseen:
                 self._unseen = True
-                self.taken(waited=0.0 if level == 0 else None)
+                self.count_step(waited=0.0 if level == 0 else None)
 
-    def taken(self, *, waited: float | None) -> None:
+    def count_step(self, *, waited: float | None) -> None:
         """Count a step that got a batch; ``waited`` is its wait in seconds, None for no wait."""
         with self._lock:
             now = perf_counter()
             self._meter.count(BatchWait(0, 0, 1, now - (waited or 0.0), now, now))
             self._totals.update(found_empty=int(waited is not None))
 
-    def epoch(self) -> None:
+    def count_epoch(self) -> None:
         with self._lock:
             self._totals.update(epochs=1)
             self._meter.pause()

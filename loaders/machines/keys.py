@@ -146,10 +146,10 @@ def _key_text(note: str, halves: list[str]) -> bytes:
 def _read_keys(path: Path) -> tuple[dict[str, bytes], os.stat_result]:
     """Return the keys in a file, and its status."""
     data, status = read_key_file(path, "prep keygen makes keys")
-    found = [(name.decode(), key) for name, key in KEY.findall(data)]
-    if len(dict(found)) < len(found) or not all(_is_key(key) for _, key in found):
+    pairs = [(name.decode(), key) for name, key in KEY.findall(data)]
+    if len(dict(pairs)) < len(pairs) or not all(_is_key(key) for _, key in pairs):
         raise UsageError("is damaged; copy it again, or make new keys with prep keygen", path=path)
-    return dict(found), status
+    return dict(pairs), status
 
 
 def _is_key(text: bytes) -> bool:
