@@ -35,8 +35,8 @@ from shardprep.loaders.flow.node import (
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, check_outputs
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import Remainder
-from shardprep.loaders.loader.run_card import TransformRule, kept_transform, refuse_another
-from shardprep.loaders.loader.work import Subset, place_of, plan_of
+from shardprep.loaders.loader.run_card import TransformRule, check_transforms, describe_transform
+from shardprep.loaders.loader.work import Subset, location_of, make_plan
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
@@ -197,12 +197,12 @@ class Flow(Closable):
         CorruptRecord and ShardDamaged.
         """
         check_flags(with_keys=with_keys)
-        dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
+        dataset = open_records(location_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(dataset.close)
             # a flow's steps are items; it has no ranks
             each = getattr(shuffle, "partitions", 1)
-            plan = plan_of(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
+            plan = make_plan(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
             node = sources.FromDataset.of(dataset, plan, columns, with_keys=with_keys)
             undo.pop_all()
         return Flow(node)
@@ -648,7 +648,7 @@ class Flow(Closable):
     def _transforms(self) -> list[dict[str, Any]]:
         """The transforms of the steps in the form of a state, in the order of :func:`structure_of`."""
         calls = (node.function.call for node in walk(self.node) if isinstance(node, Map))
-        return [kept_transform(call.transform) for call in calls if isinstance(call, Transforming)]
+        return [describe_transform(call.transform) for call in calls if isinstance(call, Transforming)]
 
     def load_state_dict(self, state: dict[str, Any], *, transform: TransformRule = "same") -> None:
         """Make the next iteration continue at the ``state`` of an equal flow.
@@ -669,7 +669,7 @@ class Flow(Closable):
                 here, there = ("no step" if line is None else str(line)[:200] for line in lines)
                 raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
         transforms = state.get("transforms", self._transforms)  # older states have none
-        refuse_another(transforms, self._transforms, transform)
+        check_transforms(transforms, self._transforms, transform)
         check_position(self.node, position)
         self._next_position, self._current = position, (position, PassMeter())
 

@@ -50,32 +50,32 @@ from shardprep.loaders.loader.replay import (
     shown_parts,
 )
 from shardprep.loaders.loader.run_card import (
-    PLANNED,
+    PLAN_SETTINGS,
     ChosenRecords,
     RunCard,
     TransformCard,
     TransformRule,
-    kept_transform,
-    name_of,
-    refuse_another,
+    check_transforms,
+    describe_transform,
     transform_digest,
+    transform_name,
 )
 from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import (
     Classes,
+    ColumnSelection,
     Results,
     ShardWork,
     Subset,
-    WantedColumns,
-    blocks_read,
-    described,
-    layout_of,
-    located,
+    blocks_to_read,
+    delete_rows,
+    describe_item,
+    locate_item,
+    location_of,
+    make_layout,
+    make_plan,
     mean_bytes,
-    place_of,
-    plan_of,
-    without,
 )
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, parse_ranges, resume_epoch
 from shardprep.loaders.order.parts import Records
@@ -156,9 +156,9 @@ class Loader(Owner, Closable):
     batches_never_change = True
     dataset: Dataset | Collection
     _state_card: RunCard | None = None
-    _made: Batches | None = None  # of the latest run
-    _ahead: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
-    _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
+    _latest_batches: Batches | None = None  # of the latest run
+    _started: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
+    _unstarted_epoch: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
     copy_advice = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
         "DataLoader(to_torch(loader), batch_size=None) without num_workers"
@@ -193,13 +193,13 @@ class Loader(Owner, Closable):
     ) -> None:
         check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
         check_flags(drop_last=drop_last, with_numbers=with_numbers)
-        given = usable_cpus() if workers == "auto" else workers
-        self._workers = check_int(given, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
-        self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
+        count = usable_cpus() if workers == "auto" else workers
+        self._workers = check_int(count, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
+        self.dataset = open_records(location_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
             self._subset = Subset(self.dataset, records, classes, weights, without=without, gaps=gaps)
-            plan = plan_of(
+            plan = make_plan(
                 self._subset,
                 shuffle=shuffle,
                 seed=seed,
@@ -210,24 +210,24 @@ class Loader(Owner, Closable):
             )
             self._plan = plan
             # the epochs of the next iteration, of the receipt, and of the state
-            self._next = self._current = self._place = Epoch(plan, 0)
+            self._next_epoch = self._current_epoch = self._state_epoch = Epoch(plan, 0)
             self._skipped: dict[str, str] = {}
-            wanted = WantedColumns.of(self.dataset, columns)
-            if transform is None and wanted.are_chosen:
-                transform = wanted.as_columns
+            selection = ColumnSelection.of(self.dataset, columns)
+            if transform is None and selection.are_chosen:
+                transform = selection.as_columns
             self._rank_is_given = rank is not None
-            self._columns = None if columns is None else wanted.names
+            self._columns = None if columns is None else selection.names
             self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
             self._labels = self.dataset.space.mapping(labels)
-            if transform is not None and wanted.with_image:
+            if transform is not None and selection.with_image:
                 warn_of_decoder()
             self._with_numbers = bool(with_numbers)
-            files = wanted.files_of(self.dataset)
-            mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
+            files = selection.files_of(self.dataset)
+            mean = mean_bytes(files) + (self._subset.mean_image if selection.with_image else 0)
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
-            layout = layout_of(transform, rows=rows, mean_bytes=mean, workers=self._workers)
+            layout = make_layout(transform, rows=rows, mean_bytes=mean, workers=self._workers)
             self._results = Results(transform, room=layout.inputs)
-            self._stepped: Epoch | None = None  # of steps()
+            self._steps_epoch: Epoch | None = None  # of steps()
             self._work = ShardWork(
                 parts=files,
                 key_bytes=self.dataset.index.dtype["key"].itemsize,
@@ -235,18 +235,19 @@ class Loader(Owner, Closable):
                 label_map=tuple(self._labels.tolist()),
                 seed=plan.seed,
                 skip_bad=on_bad_record == "skip",
-                with_image=wanted.with_image,
+                with_image=selection.with_image,
                 files=FileSource.of(self.dataset),
             )
             self._read_ahead = check_int(read_ahead, "read_ahead, in bytes,", least=0)
             self._shards: ShardFeed | None = None  # of a dataset at a URL
             if isinstance(self.dataset, CachedDataset):
-                used = ShardFiles(files, with_image=wanted.with_image)
+                used = ShardFiles(files, with_image=selection.with_image)
                 self._shards = ShardFeed(self.dataset, used, plan)
                 undo.callback(self._shards.close)
             own = self.transform
-            # as in states, and the identity as in cards, before this process calls or changes the transform
-            self._described = (None, None) if own is None else (kept_transform(own), transform_digest(own))
+            # for states and for cards, before this process calls or changes the transform
+            self._transform_state = None if own is None else describe_transform(own)
+            self._transform_digest = None if own is None else transform_digest(own)
             # an epoch that never comes must not download shards, or call a transform in this process
             self._works_ahead = self._workers > 0 and not self._shards
             self.engine = Engine(
@@ -255,8 +256,8 @@ class Loader(Owner, Closable):
                 workers=self._workers,
                 slots=slots,
                 deadline=deadline,
-                describe=described,
-                locate=located,
+                describe=describe_item,
+                locate=locate_item,
                 owner="Loader",
                 skip_crashes=self._work.skip_bad,
             )
@@ -265,28 +266,28 @@ class Loader(Owner, Closable):
     def __len__(self) -> int:
         """Number of batches of the next iteration: of a whole epoch, or of the rest of a resumed one."""
         refuse_sampler(self)
-        return self.batches_per_epoch if self._next is self._waiting else len(self._next)
+        return self.batches_per_epoch if self._next_epoch is self._unstarted_epoch else len(self._next_epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         refuse_division(self._plan.world_size)
-        self._waiting = self._next
+        self._unstarted_epoch = self._next_epoch
         return self._run()
 
     def _run(self) -> Iterator[tuple[Any, ...]]:
         self.engine.refuse_closed()  # else the place in this epoch would be lost
-        epoch = self._current = self._place = self._next
-        self._next = Epoch(self._plan, epoch.number + 1)
+        epoch = self._current_epoch = self._state_epoch = self._next_epoch
+        self._next_epoch = Epoch(self._plan, epoch.number + 1)
         with ExitStack() as undo:
             batches = undo.enter_context(closing(self._batches_from(epoch)))
             # a loop variable would hold a batch
-            yield from map(partial(self._delivered, epoch), islice(batches, len(epoch)))
-            if self._works_ahead and self._made is batches:  # no steps() and no close() in between
+            yield from map(partial(self._deliver, epoch), islice(batches, len(epoch)))
+            if self._works_ahead and self._latest_batches is batches:  # no steps() and no close() in between
                 undo.pop_all()
                 self.engine.pause()
-                self._ahead = Epoch(self._plan, epoch.number + 1), batches
+                self._started = Epoch(self._plan, epoch.number + 1), batches
         epoch.end()
 
     def _batches_from(self, epoch: Epoch) -> Batches:
@@ -294,35 +295,35 @@ class Loader(Owner, Closable):
 
         The workers then make the first batches of the next epoch before it begins.
         """
-        if self._ahead:
-            expected, made = self._ahead
+        if self._started:
+            expected, made = self._started
             if epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
-                self._ahead = None
+                self._started = None
                 return made
         plan, works_ahead = self._plan, self._works_ahead and self.batches_per_epoch
         later = (Epoch(plan, number) for number in count(epoch.number + 1)) if works_ahead else ()
         return self._batches((each, range(len(each))) for each in chain([epoch], later))
 
-    def _end_ahead(self) -> None:
-        if self._ahead:
-            (_, made), self._ahead = self._ahead, None
+    def _close_started(self) -> None:
+        if self._started:
+            (_, made), self._started = self._started, None
             made.close()
 
-    def _batches(self, wanted: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
-        """Return the batches of the ``wanted`` steps of some epochs, made in this order.
+    def _batches(self, epoch_steps: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
+        """Return the batches of these steps of some epochs, made in this order.
 
         They do not refer to this loader, which may refer to them. Raises UsageError for a closed loader.
         """
         self.engine.refuse_closed()
-        self._end_ahead()
+        self._close_started()
         engine, shards, subset, plan = self.engine, self._shards, self._subset, self._plan
         results, work, budget = self._results, self._work, self._read_ahead
-        blocks = blocks_read(self.dataset, work.parts, with_image=work.with_image)
+        blocks = blocks_to_read(self.dataset, work.parts, with_image=work.with_image)
         read_ahead = partial(reading_ahead, self.dataset.path, blocks, budget=budget, chosen=subset.chosen)
         opened = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
 
         def plans() -> Iterator[Plan]:
-            for epoch, steps in wanted:
+            for epoch, steps in epoch_steps:
                 opened.append(stack := ExitStack())
                 feed = shards and stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
                 order = None if subset.weights else plan.shard_order(epoch.number)  # weights change the order
@@ -343,8 +344,8 @@ class Loader(Owner, Closable):
                 while opened:
                     opened.popleft().close()
 
-        self._made = made = batches()
-        return made
+        self._latest_batches = batches()
+        return self._latest_batches
 
     @property
     def most_held(self) -> int:
@@ -357,29 +358,29 @@ class Loader(Owner, Closable):
         ``steps`` are drawn at most twice ``slots`` ahead. The loader's place and receipt do not change, but a
         running iteration ends. Raises IndexError for a step that does not exist.
         """
-        if self._stepped is None or self._stepped.number != epoch:
-            self._stepped = Epoch(self._plan, epoch)
-        whole, (ahead, made) = self._stepped, tee(steps)
+        if self._steps_epoch is None or self._steps_epoch.number != epoch:
+            self._steps_epoch = Epoch(self._plan, epoch)
+        whole, (ahead, made) = self._steps_epoch, tee(steps)
 
         def loaded(batch: EngineBatch) -> LoadedStep:
-            return whole.make_step(next(made), *self._without_bad(batch))
+            return whole.make_step(next(made), *self._take_parts(batch))
 
         with closing(self._batches([(whole, ahead)])) as batches:
             yield from map(loaded, batches)
 
-    def _delivered(self, epoch: Epoch, batch: EngineBatch) -> tuple[Any, ...]:
-        if epoch is not self._current:
+    def _deliver(self, epoch: Epoch, batch: EngineBatch) -> tuple[Any, ...]:
+        if epoch is not self._current_epoch:
             raise UsageError("another iteration of this Loader has begun; end the first, or make two")
-        columns, delivered, skipped = self._without_bad(batch)
+        columns, delivered, skipped = self._take_parts(batch)
         epoch.record_delivery(delivered, skipped.tolist())
-        self._place = epoch
+        self._state_epoch = epoch
         return tuple(columns)
 
-    def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
+    def _take_parts(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without skipped rows, and the places of both; record the skipped."""
         bad = batch.skipped.items()
         self._skipped.update((self.key(batch.items["number"][row]), reason) for row, reason in bad)
-        return self._parts(self._results, batch)
+        return self._make_parts(self._results, batch)
 
     @property
     def records(self) -> Records:
@@ -428,7 +429,7 @@ class Loader(Owner, Closable):
         """
         plan, work = self._plan, self._work
         columns = work.parts[0].columns
-        found = {
+        values = {
             "dataset": plan.dataset,
             "shuffle": json.dumps(plan.shuffle.to_json() if plan.shuffle else None),
             "seed": str(plan.seed),
@@ -441,14 +442,14 @@ class Loader(Owner, Closable):
             "transform": "none",
         }
         if columns or not work.with_image:
-            found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in columns)])
+            values["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in columns)])
         if work.transform is not None:
-            digest = self._described[1] or digest_of(work.transform)  # which raises the error
-            found["transform"] = f"{name_of(work.transform)} {digest}"
+            digest = self._transform_digest or digest_of(work.transform)  # which raises the error
+            values["transform"] = f"{transform_name(work.transform)} {digest}"
             decoder = check_decoder()
             own = f", with the pixels {decoder.digest}" if decoder.differing else ""
-            found["OpenCV"] = cv2.__version__ + own
-        return found
+            values["OpenCV"] = cv2.__version__ + own
+        return values
 
     def key(self, number: int) -> str:
         """Return the key of the record with this number."""
@@ -458,11 +459,11 @@ class Loader(Owner, Closable):
     @property
     def epoch(self) -> int:
         """The number of the next iteration's epoch."""
-        return self._next.number
+        return self._next_epoch.number
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of this epoch."""
-        self._next = self._place = Epoch(self._plan, epoch)
+        self._next_epoch = self._state_epoch = Epoch(self._plan, epoch)
 
     def skip(self, steps: Iterable[int]) -> None:
         """Skip steps of the next epoch, or of the rest of a resumed one, as after a loss spike.
@@ -476,17 +477,16 @@ class Loader(Owner, Closable):
         Raises UsageError for steps that do not exist or lie before the place from which the epoch continues,
         and if that place is within a step, because the batch size has changed since.
         """
-        epoch = self._next
+        epoch = self._next_epoch
         try:
             numbers = [check_int(step, "each of the steps", least=0) for step in steps]
         except TypeError as error:
             raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
         plan = epoch.plan.skip_steps(numbers, start=epoch.start)
-        kept = {name: getattr(epoch, name) for name in ("start", "receipt", "origin", "since")}
-        changed = Epoch(plan, epoch.number, **kept)
-        self._next, self._current, self._place = (
-            changed if each is epoch else each for each in (self._next, self._current, self._place)
-        )
+        same = {name: getattr(epoch, name) for name in ("start", "receipt", "origin", "since")}
+        changed = Epoch(plan, epoch.number, **same)
+        others = [changed if each is epoch else each for each in (self._current_epoch, self._state_epoch)]
+        self._next_epoch, self._current_epoch, self._state_epoch = changed, *others
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's place as plain JSON values; its size grows only with the skipped records.
@@ -499,8 +499,8 @@ class Loader(Owner, Closable):
         """
         if self._state_card is None:
             self._state_card = self._card(identity=None).without_numbers()
-        place = self._next if self._place.is_over else self._place
-        return place.state() | {"card": self._state_card.to_json(), "transform": self._described[0]}
+        place = self._next_epoch if self._state_epoch.is_over else self._state_epoch
+        return place.state() | {"card": self._state_card.to_json(), "transform": self._transform_state}
 
     def load_state_dict(self, state: dict[str, Any], *, transform: TransformRule = "same") -> None:
         """Continue the next iteration where the state was taken. On a UsageError nothing changes.
@@ -510,9 +510,9 @@ class Loader(Owner, Closable):
         any transform for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other
         pixels before.
         """
-        found = resume_epoch(self._plan, state)
-        here, _ = self._described
-        refuse_another([state.get("transform", here)], [here], transform)  # older states have none
+        epoch = resume_epoch(self._plan, state)
+        here = self._transform_state
+        check_transforms([state.get("transform", here)], [here], transform)  # older states have none
         labels, decoder = self.dataset.label_space, None
         with suppress(KeyError, TypeError):  # older states have no card
             labels, decoder = state["card"]["labels"], state["card"]["versions"]["decoder"]
@@ -520,14 +520,14 @@ class Loader(Owner, Closable):
             raise UsageError(f"the state is from a loader with labels={labels!r}; use the same")
         if here is not None and isinstance(decoder, str):
             warn_of_other_decoder(decoder)
-        self._next = self._current = self._place = found
+        self._next_epoch = self._current_epoch = self._state_epoch = epoch
 
     def receipt(self) -> Receipt:
         """Return the receipt for this rank's deliveries of the current epoch, or of the last one.
 
         For a subset, the receipt counts places in :attr:`records` instead of record numbers.
         """
-        return self._current.receipt
+        return self._current_epoch.receipt
 
     def log_epoch(self, path: str | os.PathLike[str]) -> None:
         """Append this rank's part of the current epoch to a log for ``prep prove``; call it after each epoch.
@@ -536,7 +536,7 @@ class Loader(Owner, Closable):
         If the epoch is resumed later, the rank's next line replaces this one. Raises UsageError for a signed
         log, OSError.
         """
-        epoch = self._current
+        epoch = self._current_epoch
         places = epoch.start, epoch.place, epoch.origin
         LogEntry(self.card(), epoch.receipt, *places, epoch.plan.passed, epoch.since).append_to(path)
 
@@ -581,7 +581,7 @@ class Loader(Owner, Closable):
         needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, describe_row=_describe_row)
-        parts, _, _ = self._parts(Results(self._work.transform, room=0), batch)
+        parts, _, _ = self._make_parts(Results(self._work.transform, room=0), batch)
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
             ReplayedRecord(number, self.key(number), label, shown.get(row, ()), batch.skipped.get(row))
@@ -608,18 +608,19 @@ class Loader(Owner, Closable):
         title = f"{self!r}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}"
         return Gallery(title, shown)
 
-    def _parts(self, results: Results, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
+    def _make_parts(self, results: Results, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without skipped rows, and the places of both."""
         bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
         places = self._subset.places_of(batch.items)
-        delivered, *own = without(bad, (places, labels, numbers) if self._with_numbers else (places, labels))
-        return [*results.parts(batch, bad), *own], delivered, places[bad]
+        own = (places, labels, numbers) if self._with_numbers else (places, labels)
+        delivered, *columns = delete_rows(bad, own)
+        return [*results.parts(batch, bad), *columns], delivered, places[bad]
 
     def card(self) -> RunCard:
         """Return everything that determines this rank's batches; ``card().save(path)`` writes a file."""
-        return self._card(self._described[1])
+        return self._card(self._transform_digest)
 
     def parting(self, other: Loader, epochs: Iterable[int] = (0,)) -> Parting | None:
         """Return the first step and record at which another loader's run differs, and why; None if none.
@@ -631,7 +632,7 @@ class Loader(Owner, Closable):
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         """Describe this loader's run for :func:`.first_parting`; ``card`` defaults to its own."""
         label_of = self._labels[self.dataset.index["label"]]
-        passed = {one.number: one.plan.passed for one in (self._current, self._next) if one.plan.passed}
+        passed = {e.number: e.plan.passed for e in (self._current_epoch, self._next_epoch) if e.plan.passed}
         return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of, passed)
 
     @property
@@ -645,7 +646,7 @@ class Loader(Owner, Closable):
         omission = self._subset.omission
         versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
         return RunCard(
-            **{name: getattr(self._plan, name) for name in PLANNED},
+            **{name: getattr(self._plan, name) for name in PLAN_SETTINGS},
             versions=versions | {"decoder": check_decoder().digest},
             dataset=self.dataset.root,
             split=self.dataset.split,
@@ -677,8 +678,8 @@ class Loader(Owner, Closable):
 
     def close(self) -> None:
         """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
-        self._made = None
-        self._end_ahead()
+        self._latest_batches = None
+        self._close_started()
         self.engine.close()
         if self._shards:
             self._shards.close()
@@ -686,4 +687,4 @@ class Loader(Owner, Closable):
 
 
 def _describe_row(row: int, step: int, item: Any) -> str:
-    return f"at row {row} of step {step}: {printable(described(item))}"
+    return f"at row {row} of step {step}: {printable(describe_item(item))}"

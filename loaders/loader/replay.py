@@ -19,7 +19,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, encode_png
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
-from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
+from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
 from shardprep.loaders.order.parts import NO_RECORDS, Ranges, Records
 from shardprep.loaders.transforms.contract import CHANNELS_FIRST, IMAGE, Transform, TransformInput
@@ -156,7 +156,7 @@ def first_parting(
     """
     if parted := parting_of_datasets(one.card, other.card):
         return parted
-    found = {kind: deciding(kind, one.card, other.card) for kind in DECIDING}
+    found = {kind: deciding_differences(kind, one.card, other.card) for kind in DECIDING_SETTINGS}
     if one.passed != other.passed:
         found["order"] |= {"skipped places": (_passed(one), _passed(other))}
     kinds = [kind for kind in KINDS if found[kind] and not (pixels and kind == "augmentation")]

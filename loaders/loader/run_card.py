@@ -9,7 +9,7 @@ import json
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import CodeType
 from typing import Any, ClassVar, Literal, Self
 
@@ -50,7 +50,7 @@ class ChosenRecords:
     def __str__(self) -> str:
         return f"{count_of(self.count, 'record')} with the digest {self.digest}"
 
-    def given(self, option: str) -> Records:
+    def require_numbers(self, option: str) -> Records:
         """Return the record numbers, int64. Raises UsageError, which names the option, if none are listed."""
         if self.numbers is None:
             raise UsageError(
@@ -60,7 +60,7 @@ class ChosenRecords:
         return np.array(self.numbers, np.int64)
 
 
-OWN: dict[str, Callable[..., Transform]] = {
+OWN_TRANSFORMS: dict[str, Callable[..., Transform]] = {
     kind.__name__: kind for kind in (TrainTransform, EvalTransform, Views, Cut)
 }
 
@@ -81,28 +81,28 @@ class TransformCard:
         """Fill in arguments that an older release did not have."""
         if self.arguments is not None:
             try:
-                arguments = _arguments(_made(self.name, self.arguments))
+                arguments = _arguments(_build(self.name, self.arguments))
             except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise ValueError(f"its {self.name} cannot be made: {error}") from error
             object.__setattr__(self, "arguments", arguments)
 
     @classmethod
     def of(cls, transform: Transform, identity: str | None) -> Self:
-        name = name_of(transform)
+        name = transform_name(transform)
         return cls(name, None, _arguments(transform)) if _is_own(transform) else cls(name, identity, None)
 
-    def made(self) -> Transform:
+    def make(self) -> Transform:
         """Return the transform, made from its arguments. Raises UsageError without them."""
-        if self.arguments is None or self.name not in OWN:
-            own = ", ".join(OWN)
+        if self.arguments is None or self.name not in OWN_TRANSFORMS:
+            own = ", ".join(OWN_TRANSFORMS)
             raise UsageError(f"the run's transform, {self.name}, is not one of {own}; give the same one")
-        return _made(self.name, self.arguments)
+        return _build(self.name, self.arguments)
 
     @property
     def title(self) -> str:
         """The transform with its arguments, or the name, and the identity if it is known."""
         if self.arguments is not None:
-            return repr(self.made())
+            return repr(self.make())
         return f"{self.name} {self.identity}" if self.identity else self.name
 
     @property
@@ -110,13 +110,13 @@ class TransformCard:
         """Whether its results may depend on the seed."""
         if self.arguments is None:
             return True
-        made = _made(self.name, self.arguments)
+        made = _build(self.name, self.arguments)
         return not all(isinstance(each, EvalTransform) for each in _nested(made) or (made,))
 
 
 def _is_own(value: object) -> bool:
     """Whether a value is a transform of this package, as are all transforms nested in it."""
-    return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, _nested(value)))
+    return OWN_TRANSFORMS.get(type(value).__name__) is type(value) and all(map(_is_own, _nested(value)))
 
 
 def _nested(value: object) -> tuple[Transform, ...]:
@@ -126,14 +126,14 @@ def _nested(value: object) -> tuple[Transform, ...]:
 
 
 def _arguments(transform: Any) -> dict[str, Any]:
-    return {field.name: _plain(getattr(transform, field.name)) for field in fields(transform)}
+    return {field.name: _to_plain(getattr(transform, field.name)) for field in fields(transform)}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
+        return [_to_plain(part) for part in value]
     if isinstance(value, dict):  # as a list, since canonical JSON does not keep the order
-        return {"named": [[name, _plain(part)] for name, part in value.items()]}
+        return {"named": [[name, _to_plain(part)] for name, part in value.items()]}
     if isinstance(value, ColorJitter):
         return asdict(value)
     if _is_own(value):
@@ -141,22 +141,22 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _made(name: str, arguments: dict[str, Any]) -> Transform:
-    return OWN[name](**{key: _restored(value) for key, value in arguments.items()})
+def _build(name: str, arguments: dict[str, Any]) -> Transform:
+    return OWN_TRANSFORMS[name](**{key: _from_plain(value) for key, value in arguments.items()})
 
 
-def _restored(value: Any) -> Any:
-    """Undo _plain; lists become tuples."""
+def _from_plain(value: Any) -> Any:
+    """Undo _to_plain; lists become tuples."""
     if isinstance(value, list):
-        return tuple(map(_restored, value))
+        return tuple(map(_from_plain, value))
     if not isinstance(value, dict):
         return value
     if "named" in value:
-        return {name: _restored(part) for name, part in value["named"]}
-    return _made(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
+        return {name: _from_plain(part) for name, part in value["named"]}
+    return _build(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
 
 
-PLANNED = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
+PLAN_SETTINGS = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
 
 
 @dataclass(frozen=True)
@@ -221,14 +221,14 @@ class RunCard(JsonRecord):
         Raises UsageError for a transform that is not this package's own, and for chosen records that the
         card does not list, unless they are given.
         """
-        plain = ("labels", "columns", "weights", *PLANNED, "on_bad_record", "with_numbers")
+        plain = ("labels", "columns", "weights", *PLAN_SETTINGS, "on_bad_record", "with_numbers")
         options = {name: getattr(self, name) for name in plain} | given
         if "transform" not in given:
-            options["transform"] = self.transform.made() if self.transform else None
+            options["transform"] = self.transform.make() if self.transform else None
         if "records" not in given:
-            options["records"] = self.records.given("subset") if self.records else None
+            options["records"] = self.records.require_numbers("subset") if self.records else None
         if self.without and "without" not in given:
-            options["without"] = self.without.given("without")
+            options["without"] = self.without.require_numbers("without")
         return options | ({"gaps": self.gaps or "close"} if "without" in options else {})
 
     def without_numbers(self) -> RunCard:
@@ -237,16 +237,16 @@ class RunCard(JsonRecord):
         return replace(self, records=records, without=without)
 
 
-def name_of(transform: object) -> str:
+def transform_name(transform: object) -> str:
     return str(getattr(transform, "__name__", type(transform).__name__))
 
 
 Differences = dict[str, tuple[str, str]]
 """Settings that differ: name to both values, as text."""
 
-DECIDING: dict[str, tuple[str, ...]] = {
+DECIDING_SETTINGS: dict[str, tuple[str, ...]] = {
     "dataset": ("dataset",),
-    "order": ("records", "without", "gaps", "weights", *PLANNED),
+    "order": ("records", "without", "gaps", "weights", *PLAN_SETTINGS),
     "labels": ("labels",),
     "columns": ("columns", "with_numbers"),
     "augmentation": ("transform", "seed"),
@@ -256,13 +256,13 @@ DECIDING: dict[str, tuple[str, ...]] = {
 
 def differences(one: RunCard, other: RunCard) -> Differences:
     """Return all settings in which the runs differ, including versions of programs."""
-    names = dict.fromkeys([*(name for names in DECIDING.values() for name in names), "on_bad_record"])
-    return {name: texts for name in names if (texts := _texts(name, one, other))}
+    names = dict.fromkeys([*chain.from_iterable(DECIDING_SETTINGS.values()), "on_bad_record"])
+    return {name: texts for name in names if (texts := _setting_texts(name, one, other))}
 
 
-def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
+def deciding_differences(kind: str, one: RunCard, other: RunCard) -> Differences:
     """Return the differing settings that determine this kind; the seed only if something is random."""
-    found = {name: texts for name in DECIDING[kind] if (texts := _texts(name, one, other))}
+    found = {name: texts for name in DECIDING_SETTINGS[kind] if (texts := _setting_texts(name, one, other))}
     is_random = any(
         card.shuffle if kind == "order" else card.transform and card.transform.is_random
         for card in (one, other)
@@ -272,16 +272,16 @@ def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
     return found
 
 
-def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
+def _setting_texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
     """Return both values of a setting, or None if they are equal."""
     if name == "transform":
-        return differing_transforms(one.transform, other.transform)
+        return compare_transforms(one.transform, other.transform)
     found = [card.without_numbers().to_json().get(name) for card in (one, other)]
     first, second = (each if isinstance(each, str) else json.dumps(each, sort_keys=True) for each in found)
     return None if first == second else (first, second)
 
 
-def differing_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
+def compare_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
     """Return both transforms as text, with their arguments or identities; None if they are equal."""
     if one is None or other is None:
         return None if one is other else (one.title if one else "none", other.title if other else "none")
@@ -295,7 +295,7 @@ TransformRule = Literal["same", "changed"]
 """Whether a state may be loaded only for the same transform as before, or for any."""
 
 
-def kept_transform(transform: Transform) -> dict[str, Any]:
+def describe_transform(transform: Transform) -> dict[str, Any]:
     """Return JSON values that are equal for transforms made in the same way, in any process.
 
     For this package's transforms they are the arguments; for others the name, and digests of the transform's
@@ -307,16 +307,16 @@ def kept_transform(transform: Transform) -> dict[str, Any]:
     return asdict(card) | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: TransformRule) -> None:
+def check_transforms(there: object, here: Sequence[dict[str, Any] | None], transform: TransformRule) -> None:
     """Raise UsageError if a state's transforms differ from those used here, unless they may be "changed".
 
-    Both are lists of results of :func:`kept_transform`, with None for no transform.
+    Both are lists of results of :func:`describe_transform`, with None for no transform.
     """
     check_choice("transform", transform, ("same", "changed"))
     if transform == "changed":
         return
     try:
-        found = [_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
+        found = [_transform_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
             f"the state's transform does not exist in this version ({error}); {TRANSFORM_ADVICE}"
@@ -328,12 +328,12 @@ def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transfo
         )
 
 
-def _difference(there: Any, here: Any) -> tuple[str, str] | None:
+def _transform_difference(there: Any, here: Any) -> tuple[str, str] | None:
     one, other = (parse_as(TransformCard | None, each) for each in (there, here))
-    named = differing_transforms(*(each and replace(each, identity=None) for each in (one, other)))
+    named = compare_transforms(*(each and replace(each, identity=None) for each in (one, other)))
     if named or one is None or other is None:
         return named
-    if differing_transforms(one, other):
+    if compare_transforms(one, other):
         return f"{one.name} with other values", other.name
     has_code = there["python"] == here["python"] and there["code"] and here["code"]
     return (f"{one.name} with other code", other.name) if has_code and there["code"] != here["code"] else None

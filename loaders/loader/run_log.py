@@ -30,7 +30,7 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
-from shardprep.loaders.loader.work import place_of
+from shardprep.loaders.loader.work import location_of
 from shardprep.loaders.order.epoch import EpochPlan, parse_ranges, subtract_passed
 from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
 from shardprep.loaders.order.receipt import Receipt, Tally
@@ -411,7 +411,7 @@ def prove(
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
     plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")
-    with open_records(place_of(dataset)) as opened:
+    with open_records(location_of(dataset)) as opened:
         if opened.root != card.dataset:
             raise DataError(f"the run used the dataset with the root {card.dataset}", path=opened.location)
     with Loader(dataset, workers=0, **plain.options(**given)) as loader:

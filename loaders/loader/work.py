@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import methodcaller
 from time import perf_counter
 from typing import Any, NamedTuple, Self
@@ -128,9 +128,9 @@ class Subset:
         if records is not None or classes is not None:
             mask = np.ones(len(dataset), np.bool_)
             if records is not None:
-                mask &= _mask(_array(records, "records"), len(dataset), "records")
+                mask &= _mask(_to_array(records, "records"), len(dataset), "records")
             if classes is not None:
-                mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
+                mask &= np.isin(dataset.index["label"], list(_index_labels(dataset, classes)))
             if not mask.any():
                 raise UsageError("records= and classes= select no record of the dataset")
             self.chosen = None if mask.all() else np.flatnonzero(mask)
@@ -139,12 +139,12 @@ class Subset:
         check_choice("gaps", gaps, ("close", "keep"))
         self.omission = NO_OMISSION
         if without is not None:
-            given = _array(without, "without")
-            is_text = given.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in given.ravel())
-            if given.size and (is_text or given.dtype.kind in "US"):
-                mask = _mask_of_keys(given.ravel().tolist(), dataset)
+            array = _to_array(without, "without")
+            is_text = array.dtype.kind == "O" and all(isinstance(key, str | bytes) for key in array.ravel())
+            if array.size and (is_text or array.dtype.kind in "US"):
+                mask = _key_mask(array.ravel().tolist(), dataset)
             else:
-                mask = _mask(given, len(dataset), "without")
+                mask = _mask(array, len(dataset), "without")
             positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
             if len(positions) == len(self):
                 raise UsageError("without= leaves out all records")
@@ -211,8 +211,8 @@ class Subset:
 
     def numbers_at(self, places: Records, epoch: int) -> Records:
         """Return the record numbers at these places; only weights make them depend on the epoch."""
-        found = self.weights.positions(places, epoch) if self.weights else places
-        return found if self.chosen is None else np.asarray(self.chosen[found])
+        positions = self.weights.positions(places, epoch) if self.weights else places
+        return positions if self.chosen is None else np.asarray(self.chosen[positions])
 
     def places_of(self, items: Items) -> Records:
         """Return the places of items; with weights, these number their random values."""
@@ -232,17 +232,17 @@ class Subset:
         return items
 
 
-def _array(given: object, option: str) -> npt.NDArray[Any]:
+def _to_array(given: object, option: str) -> npt.NDArray[Any]:
     """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
     if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
-        raise _unfit(option, f"a {type(given).__name__}")
+        raise _option_error(option, f"a {type(given).__name__}")
     try:
         return np.asanyarray(given)
     except ValueError as error:
-        raise _unfit(option, "lists of different lengths") from error
+        raise _option_error(option, "lists of different lengths") from error
 
 
-def _unfit(option: str, given: str) -> UsageError:
+def _option_error(option: str, given: str) -> UsageError:
     keys = ", or keys" if option == "without" else ""
     return UsageError(
         f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {given}"
@@ -252,7 +252,7 @@ def _unfit(option: str, given: str) -> UsageError:
 def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     """Return a mask of ``count`` records from a mask or an array of record numbers."""
     if is_masked(records):
-        raise _unfit(option, "a masked array; fill it")
+        raise _option_error(option, "a masked array; fill it")
     if records.ndim == 1 and records.dtype == np.bool_:
         if len(records) != count:
             raise UsageError(f"{option}= is a mask of {len(records):,} records; the dataset has {count:,}")
@@ -260,35 +260,35 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     if records.ndim == 1 and not len(records):  # an empty list has no integer type
         return np.zeros(count, np.bool_)
     if records.ndim != 1 or records.dtype.kind not in "iu":
-        raise _unfit(option, f"an array of {records.dtype} of shape {records.shape}")
+        raise _option_error(option, f"an array of {records.dtype} of shape {records.shape}")
     outside = records[(records < 0) | (records >= count)]  # type: ignore[operator]
     if len(outside):
         raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
     mask = np.zeros(count, np.bool_)
     mask[records] = True
     if np.count_nonzero(mask) != len(records):
-        found, times = np.unique(records, return_counts=True)
-        raise UsageError(f"{option}= has {found[times > 1][0]} more than once; give each record number once")
+        seen, times = np.unique(records, return_counts=True)
+        raise UsageError(f"{option}= has {seen[times > 1][0]} more than once; give each record number once")
     return mask
 
 
-def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
+def _key_mask(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
     """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
     encoded = [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
     wanted, places = np.unique(np.array(encoded), return_inverse=True)
     mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
     for start in range(0, len(dataset), KEYS_AT_ONCE):
-        there = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
-        at = np.minimum(np.searchsorted(wanted, there), len(wanted) - 1)
-        is_wanted = wanted[at] == there
-        mask[start : start + len(there)] = is_wanted
+        stored = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
+        at = np.minimum(np.searchsorted(wanted, stored), len(wanted) - 1)
+        is_wanted = wanted[at] == stored
+        mask[start : start + len(stored)] = is_wanted
         found[at[is_wanted]] = True
     if not found.all():
         raise UsageError(f"without= has the key {keys[int(found[places].argmin())]!r}, which no record has")
     return mask
 
 
-def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
+def _index_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     """Yield the index labels of classes given by name or by label in the dataset's label space."""
     space = dataset.space
     if isinstance(classes, str | int) or not isinstance(classes, Iterable):
@@ -296,31 +296,30 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     labels = space.mapping(dataset.label_space)[: len(space)].tolist()
     if not labels:
         raise UsageError("the dataset has no classes; choose records by their numbers, with records=")
-    known: dict[object, int] = {label: place for place, label in enumerate(labels)}
-    known.update(space.label_of)
+    indexed: dict[object, int] = {label: place for place, label in enumerate(labels)} | space.label_of
     for name in classes:
-        is_known = isinstance(name, str | int | np.integer) and not isinstance(name, bool)
-        found = known.get(name) if is_known else None
-        if found is None:
+        is_name = isinstance(name, str | int | np.integer) and not isinstance(name, bool)
+        label = indexed.get(name) if is_name else None
+        if label is None:
             raise UsageError(
                 f"the dataset has no class {name!r}; open_dataset(path).classes has the names, and the labels "
                 f"({dataset.label_space}) are {min(labels)} to {max(labels)}"
             )
-        yield found
+        yield label
 
 
-_warned: set[str] = set()  # roots of datasets
+_warned_roots: set[str] = set()  # roots of datasets
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of address space in each slot; only written rows use memory
 
 
-def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def location_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the URL of a dataset, or its absolute path."""
     place = path_or_place(path)
     return place.url if isinstance(place, Location) else place.absolute()
 
 
-def plan_of(
+def make_plan(
     subset: Subset,
     *,
     shuffle: Shuffle | None,
@@ -365,8 +364,8 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
             found, least = mixed, mixing.least_window()
     elif isinstance(subset.dataset.index, np.ndarray) and subset.weights is None:  # else labels are on disk
         found = sample_mixing(plan, subset.labels, window)
-    if found and plan.dataset not in _warned:
-        _warned.add(plan.dataset)
+    if found and plan.dataset not in _warned_roots:
+        _warned_roots.add(plan.dataset)
         warnings.warn(
             f"{subset.dataset.location} stores each class side by side: with a window of {window:,} records, a "
             f"batch of {plan.batch_size} has about {count_of(round(found.found), 'class')}; with a GlobalShuffle(), "
@@ -377,7 +376,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         )
 
 
-def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
+def make_layout(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
     """Return a layout with rows for declared outputs, and spare bytes for others: twice a record's bytes.
 
     For a transform without declared outputs, workers get room for rows of the form found in its results,
@@ -395,15 +394,15 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
 
 
-def described(item: Any) -> str:
+def describe_item(item: Any) -> str:
     return str(item["key"], errors="replace")
 
 
-def located(item: Any) -> str:
-    return f"{described(item)} (record {item['number']}, shard {item['shard']})"
+def locate_item(item: Any) -> str:
+    return f"{describe_item(item)} (record {item['number']}, shard {item['shard']})"
 
 
-class WantedColumns(NamedTuple):
+class ColumnSelection(NamedTuple):
     """The ``names`` of the columns to read, in order, including "image" if it is read.
 
     ``fields`` has those stored as columns, and ``boxes`` those from the table of boxes, for a transform;
@@ -442,15 +441,15 @@ class WantedColumns(NamedTuple):
         stored = ((IMAGE,) if first.has_images else ()) + dataset.schema.names
         of_parts = [box_columns(part.manifest) for part in dataset.parts]
         boxes = of_parts[0] if all(of_parts) else ()
-        there = stored + boxes
+        known = stored + boxes
         if isinstance(names, str) or not isinstance(names, Iterable | None):
             raise UsageError(f'columns must be a list of names, such as ["image"], not {names!r}')
         chosen = stored if names is None else tuple(names)
         for name in chosen:
-            if name not in there or chosen.count(name) > 1:
-                raise UsageError(f"unknown or repeated column {name!r}; choose from {', '.join(there)}")
+            if name not in known or chosen.count(name) > 1:
+                raise UsageError(f"unknown or repeated column {name!r}; choose from {', '.join(known)}")
         if not chosen:
-            raise UsageError(f"columns is empty; choose from {', '.join(there)}")
+            raise UsageError(f"columns is empty; choose from {', '.join(known)}")
         fields = {field.name: field for field in dataset.schema}
         wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
         own = tuple(fields[name] for name in chosen if name in fields)
@@ -463,17 +462,17 @@ def mean_bytes(parts: Iterable[PartFiles]) -> float:
     return sum(size for size, _ in counts) / max(1, sum(records for _, records in counts))
 
 
-def blocks_read(
+def blocks_to_read(
     dataset: RecordSet, parts: Sequence[PartFiles], *, with_image: bool
 ) -> list[tuple[Block, ...]]:
     """Return the blocks to read of the images and of each column with shards."""
-    found = [dataset.blocks] if with_image else []
+    blocks = [dataset.blocks] if with_image else []
     for at, column in enumerate(parts[0].columns):
         if column.shards and not dataset.in_place:  # in place, blocks belong to archives
             pairs = zip(dataset.parts, parts, strict=True)
             placed = (dataset.placed(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
-            found.append(tuple(block for blocks in placed for block in blocks))
-    return found
+            blocks.append(tuple(chain.from_iterable(placed)))
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -520,7 +519,7 @@ class _ShardWorkspace:
         self._outputs = outputs_of(self._transform)
 
     def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
-        self._took = [0.0] * len(STAGES)
+        self._stage_seconds = [0.0] * len(STAGES)
         try:
             if self._work.transform is None and self._work.with_image:
                 yield from self._images(items, room)
@@ -528,7 +527,7 @@ class _ShardWorkspace:
                 yield from self._outcomes(items, arrays)
         finally:
             # once for all rows, since adding to an array takes longer than reading a clock
-            self._clock += self._took
+            self._clock += self._stage_seconds
 
     def _images(self, items: Items, room: Room | None) -> Iterator[object]:
         """Yield the encoded images, from whole columns as lists instead of an object per record."""
@@ -548,7 +547,7 @@ class _ShardWorkspace:
                     if not self._work.skip_bad:
                         raise
                     image = SkippedRow(str(damage))
-            self._took[0] += perf_counter() - began
+            self._stage_seconds[0] += perf_counter() - began
             yield image
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
@@ -560,7 +559,7 @@ class _ShardWorkspace:
             small = {name: arrays[name] for name in transform.small_names}
             if self._records.fill(small, numbers, keys):  # otherwise the records say which one is damaged
                 transform = transform.without_small
-            self._took[0] += perf_counter() - began
+            self._stage_seconds[0] += perf_counter() - began
             if not transform.names:
                 yield from [None] * len(items)
                 return
@@ -586,7 +585,7 @@ class _ShardWorkspace:
         )
         if isinstance(transform, AsColumns):  # counts as reading
             values = transform.write(record, arrays, row)
-            self._took[0] += perf_counter() - began
+            self._stage_seconds[0] += perf_counter() - began
             return values
         if self._work.observe:
             self._work.observe(row, record, self._random(item.epoch, item.draw))
@@ -599,9 +598,9 @@ class _ShardWorkspace:
         elif not self._written.write(made, item.row):
             outcome = made
         decoding = decoding_seconds() - decoded
-        self._took[0] += read - began
-        self._took[1] += decoding
-        self._took[2] += perf_counter() - read - decoding
+        self._stage_seconds[0] += read - began
+        self._stage_seconds[1] += decoding
+        self._stage_seconds[2] += perf_counter() - read - decoding
         return outcome
 
 
@@ -628,7 +627,7 @@ class Results:
         """Return a batch's parts, without skipped rows."""
         if self._transform is None:
             return [list(batch.payloads.values())]
-        arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
+        arrays = dict(zip(batch.arrays, delete_rows(skipped, batch.arrays.values()), strict=True))
         if isinstance(columns := self._transform, AsColumns):
             rows: list[Any] = list(batch.payloads.values())
             sent = {n: _column(columns, n, [row[n] for row in rows]) for n in columns.varying_names}
@@ -636,7 +635,7 @@ class Results:
         if self._is_declared:
             return list(arrays.values())
         if self._form and len(skipped) < len(batch.items) and not batch.payloads:
-            found = self._form.make_batch(arrays)
+            parts = self._form.make_batch(arrays)
         else:
             rows = [row for row in range(len(batch.items)) if row not in batch.skipped]
             results = [batch.result(row) for row in rows]
@@ -644,17 +643,17 @@ class Results:
                 form = None if isinstance(results[0], list) else RowForm.of(results[0])
                 self._form = form if form and all(map(form.arrays_of, results)) else None
             try:
-                found = gather(results)
+                parts = gather(results)
             except UsageError:
                 for row, result in zip(rows, results, strict=True):
                     try:
                         gather([results[0], result])
                     except UsageError as error:
-                        error.key = described(batch.items[row])
-                        error.add_note(f"The batch's first record is {described(batch.items[rows[0]])}")
+                        error.key = describe_item(batch.items[row])
+                        error.add_note(f"The batch's first record is {describe_item(batch.items[rows[0]])}")
                         raise error from None
                 raise
-        return list(found) if isinstance(found, tuple) else [found]
+        return list(parts) if isinstance(parts, tuple) else [parts]
 
 
 def _column(columns: AsColumns, name: str, values: list[Any]) -> Any:
@@ -664,5 +663,5 @@ def _column(columns: AsColumns, name: str, values: list[Any]) -> Any:
     return np.stack(values) if len(forms) == 1 and None not in forms else values
 
 
-def without(skipped: Sequence[int], arrays: Iterable[Any]) -> list[Any]:
+def delete_rows(skipped: Sequence[int], arrays: Iterable[Any]) -> list[Any]:
     return [np.delete(array, skipped, axis=0) if len(skipped) else array for array in arrays]

@@ -186,7 +186,7 @@ def test_a_run_card_makes_views_and_cuts_again() -> None:
     jittered = TrainTransform(24, color_jitter=ColorJitter(0.1), masks=("mask",), std=np.full(3, 0.5))
     for made in (DINO, Views([jittered, EvalTransform(8)]), Cut(TrainTransform(24, scale=(0.1, 0.9)))):
         card = json.loads(json.dumps(asdict(TransformCard.of(made, "identity"))))
-        assert TransformCard(**card).made() == made
+        assert TransformCard(**card).make() == made
     assert TransformCard.of(Views([Patch()]), "identity").arguments is None
 
 
