@@ -65,10 +65,10 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all sources."""
-        found = {name: source.stats().to_dict() for name, source in self._sources.items()}
+        all_stats = {name: source.stats().to_dict() for name, source in self._sources.items()}
         for metric, text in COUNTERS.items():
             counter = CounterMetricFamily(f"shardprep_{metric}", text, labels=["source"])
-            for name, stats in found.items():
+            for name, stats in all_stats.items():
                 # an input's ``starved`` is a fraction, and its ``starved_seconds`` include the first wait
                 name_of = "waited" if metric == "starved_seconds" and "waited" in stats else metric
                 count = stats.get(name_of, stats.get(metric.removesuffix("_seconds")))
@@ -78,7 +78,7 @@ class StatsCollector(Collector):
                 yield counter
         for key, (metric, text) in STAGES.items():
             gauge = GaugeMetricFamily(f"shardprep_{metric}", text, labels=["source", "stage", "place"])
-            for name, stats in found.items():
+            for name, stats in all_stats.items():
                 for stage in stats["loads"]:
                     value = float("inf") if stage[key] is None else stage[key]  # None: no limit
                     gauge.add_metric([name, stage["name"], stage["place"]], value)
@@ -86,7 +86,7 @@ class StatsCollector(Collector):
         limits = GaugeMetricFamily(
             "shardprep_limit", "1 for the stage that limits.", labels=["source", "stage"]
         )
-        for name, stats in found.items():
+        for name, stats in all_stats.items():
             if stats["verdict"]:
                 limits.add_metric([name, stats["verdict"]["limit"]], 1)
         yield limits

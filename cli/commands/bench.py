@@ -93,11 +93,11 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
     yield disk_sentence(profile)
 
 
-def _format_cell(found: Measurement | None) -> str:
-    if found is None:
+def _format_cell(reads: Measurement | None) -> str:
+    if reads is None:
         return "-"
-    low, median, high = (f"{rate / 1e6:,.0f}" for rate in (found.low, found.median, found.high))
-    return f"{median} ({low}-{high}) x{found.repetitions}"
+    low, median, high = (f"{rate / 1e6:,.0f}" for rate in (reads.low, reads.median, reads.high))
+    return f"{median} ({low}-{high}) x{reads.repetitions}"
 
 
 def disk_sentence(profile: DiskProfile) -> str:
@@ -193,14 +193,14 @@ def bench_loader(
     for place in () if names else splits.values() or [dataset]:
         with open_records(place, **cached) as opened:
             has_images &= all(part.manifest.has_images for part in opened.parts)
-    made = options.make_transform(transform, pixels) if has_images else None
+    crop = options.make_transform(transform, pixels) if has_images else None
 
     def measure_one(place: Path | str) -> Output:
         make = partial(
             Loader,
             place,
             batch_size=batch_size,
-            transform=made,
+            transform=crop,
             shuffle=shuffle,
             workers="auto" if workers is None else workers,
             rank=0,
@@ -211,7 +211,7 @@ def bench_loader(
         )
         watched = isinstance(progress, CommandBar)
         result = bench(
-            make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
+            make, transform=crop, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
             from shardprep.loaders.engine.trace import LARGEST_TRACE
@@ -241,9 +241,9 @@ def _bench_lines(dataset: Path | str, result: LoaderBench, *, explain: bool) -> 
         "worker's own": speed.memory.worker_own,
     }
     before, after = speed.page_cache.before, speed.page_cache.after
-    held = "the system does not report what is cached"
+    pages = "the system does not report what is cached"
     if before is not None and after is not None:
-        held = f"held {before:.0%} of the shards before, {after:.0%} after"
+        pages = f"held {before:.0%} of the shards before, {after:.0%} after"
     storage = speed.stats.storage
     downloaded = f"{count_of(storage.downloaded, 'file')} downloaded, {format_size(storage.downloaded_bytes)}"
     yield from fields(
@@ -259,7 +259,7 @@ def _bench_lines(dataset: Path | str, result: LoaderBench, *, explain: bool) -> 
             "consumer waiting": f"{speed.starved:.1%} for a batch",
             "CPU, per image": f"{speed.cpu * 1e6:,.0f} µs, {speed.main_cpu * 1e6:,.1f} µs of it in the main process",
             "memory": ", ".join(f"{name} {format_size(count)}" for name, count in memory.items() if count),
-            "page cache": held,
+            "page cache": pages,
             "storage": f"{downloaded}; {storage.hits:,} were in the cache; batches waited {storage.limiting:.2f} s"
             if storage.downloaded or storage.hits
             else None,

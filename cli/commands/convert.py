@@ -225,8 +225,8 @@ def conversion_output(done: Sequence[Converted | ConvertedTo], output: Path | st
             noted.setdefault(note, []).append(place)
         kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
         shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
-        found = "is intact" if is_here else "the sizes are right"
-        state = f" (was complete, and {found})" if split.already_complete else ""
+        check = "is intact" if is_here else "the sizes are right"
+        state = f" (was complete, and {check})" if split.already_complete else ""
         contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=split.has_labels)
         lines.append(f"{place}: {contents} in {shards}{state}")
         lines += fields(
@@ -349,9 +349,9 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
             f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {format_size(planned.read_rate)}/s "
             "as in this run, and hashing as measured on a sample; writing is not included"
         )
-    found = sum(1 for _ in planned.problems)
+    number = sum(1 for _ in planned.problems)
     none = "no problems in the sample" if sampled else "no problems"
-    state = f"the conversion would fail: {count_of(found, 'problem')}" if found else none
+    state = f"the conversion would fail: {count_of(number, 'problem')}" if number else none
     yield f"dry run: {state}; nothing was written"
 
 
@@ -383,17 +383,17 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
         if not origin or name in origins:
             raise UsageError(f"expected NAME=FROM or NAME:KIND=FROM, each name once, not {text!r}")
         origins[name] = origin
-    done = join_columns(dataset, origins, **chosen)
-    manifest, kinds = done.manifest, done.manifest.schema.kinds
+    result = join_columns(dataset, origins, **chosen)
+    manifest, kinds = result.manifest, result.manifest.schema.kinds
     roots = {"content_root": manifest.content_root, "root": manifest.root}
-    state = "" if done.added or done.rebuilt else " (were joined already, and are intact)"
+    state = "" if result.added or result.rebuilt else " (were joined already, and are intact)"
     records, number = count_of(manifest.records, "record"), count_of(len(kinds), "column")
-    added, rebuilt = list(done.added), list(done.rebuilt)
+    added, rebuilt = list(result.added), list(result.rebuilt)
     shown = {"added": ", ".join(added) or None, "rebuilt": ", ".join(rebuilt) or None} | roots
     lines = [
-        f"{done.path}: {records}, {number}{state}",
+        f"{result.path}: {records}, {number}{state}",
         *fields({"columns": format_columns(kinds)} | shown),
         next_step("verify", dataset),
     ]
-    found = {"path": str(done.path), "records": manifest.records, "columns": kinds}
-    return Output(found | {"added": added, "rebuilt": rebuilt} | roots, lines)
+    entry = {"path": str(result.path), "records": manifest.records, "columns": kinds}
+    return Output(entry | {"added": added, "rebuilt": rebuilt} | roots, lines)

@@ -148,19 +148,19 @@ def _format_spread(lengths: Sequence[int]) -> str:
     return f"median {middle}, 5 % under {low}, 5 % over {high}"
 
 
-def _format_counts(found: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number) or "none"
+def _format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number) or "none"
 
 
 def _format_crop_ready(summary: Summary) -> str | None:
-    if (found := summary.crop_ready) is None:
+    if (stats := summary.crop_ready) is None:
         return None
-    width, height = found.segment_pixels
-    side = found.shorter_side
-    lossy = f", shrunk to {side} pixels at quality {found.quality}" if side else ""
+    width, height = stats.segment_pixels
+    side = stats.shorter_side
+    lossy = f", shrunk to {side} pixels at quality {stats.quality}" if side else ""
     return (
-        f"{count_of(found.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
-        f"{found.segment_bytes:,} bytes (median), others: {_format_counts(found.others)}"
+        f"{count_of(stats.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
+        f"{stats.segment_bytes:,} bytes (median), others: {_format_counts(stats.others)}"
     )
 
 

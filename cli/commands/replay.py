@@ -125,43 +125,43 @@ def replay(
             undelivered = ": no step of this epoch was delivered" if last else ""
             raise click.UsageError(f"give --step{undelivered}")
         try:
-            made = loader.replay(epoch, step, start=start, passed=last.passed if last else ())
+            replayed = loader.replay(epoch, step, start=start, passed=last.passed if last else ())
         except IndexError as error:
             raise click.UsageError(f"epoch {epoch}: {error}") from error
         if sheet:
-            ContactSheet(made, loader.transform).save(sheet)
-        found = {
+            ContactSheet(replayed, loader.transform).save(sheet)
+        result = {
             "dataset": str(loader.dataset.path),
-            "epoch": made.epoch,
-            "step": made.step,
+            "epoch": replayed.epoch,
+            "step": replayed.step,
             "start": start,
-            "batch": [_describe_part(part) for part in made.batch],
-            "records": [record.to_json() for record in made.records],
-            "digests": made.digests(),
+            "batch": [_describe_part(part) for part in replayed.batch],
+            "records": [record.to_json() for record in replayed.records],
+            "digests": replayed.digests(),
             "card": loader.card().to_json(),
             "sheet": str(sheet) if sheet else None,
         }
-        return Output(found, list(_step_lines(loader, made, start, listed=listed, sheet=sheet)))
+        return Output(result, list(_step_lines(loader, replayed, start, listed=listed, sheet=sheet)))
 
 
 def _step_lines(
-    loader: Loader, made: Replayed, start: int, *, listed: bool, sheet: Path | None
+    loader: Loader, replayed: Replayed, start: int, *, listed: bool, sheet: Path | None
 ) -> Iterator[str]:
     """Yield the form of the batch, and its records, or the first ten unless they are ``listed``."""
     card = loader.card()
     ranks = f", rank {card.rank} of {card.world_size}" if card.world_size > 1 else ""
-    records = count_of(len(made), "record")
+    records = count_of(len(replayed), "record")
     since = f", counted from place {start:,}" if start else ""
-    yield f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}{since}: {records}"
+    yield f"{loader.dataset.path}: epoch {replayed.epoch}, step {replayed.step}{ranks}{since}: {records}"
     yield from fields(
         {
-            "batch": ", ".join(_format_part(_describe_part(part)) for part in made.batch),
-            "digest": made.digest(),
-            "skipped": count_of(len(made.skipped), "bad record") if made.skipped else None,
+            "batch": ", ".join(_format_part(_describe_part(part)) for part in replayed.batch),
+            "digest": replayed.digest(),
+            "skipped": count_of(len(replayed.skipped), "bad record") if replayed.skipped else None,
             "sheet": sheet,
         }
     )
-    shown = made.records if listed else made.records[:SHOWN]
+    shown = replayed.records if listed else replayed.records[:SHOWN]
     yield f"  {'number':>9}{'label':>7}  {'crop':<26}key"
     for record in shown:
         first, *others = record.views or (None,)
@@ -169,7 +169,7 @@ def _step_lines(
         yield f"  {record.number:>9}{record.label:>7}  {_format_crop(first):<26}{printable(record.key)}{why}"
         for number, part in enumerate(others, 1):
             yield f"  {f'view {number}':>16}  {_format_crop(part)}"
-    if left := len(made.records) - len(shown):
+    if left := len(replayed.records) - len(shown):
         yield f"  and {left:,} more: --records lists them"
 
 
@@ -224,7 +224,7 @@ def compare_runs(
                 loader.order_of(card)._replace(passed=run.passed)
                 for (loader, run), card in zip(both, cards, strict=True)
             )
-            per_step, done = max(card.batch_size for card in cards), count(1)
+            per_step, counter = max(card.batch_size for card in cards), count(1)
             steps = len(epochs) * max(loader.batches_per_epoch for loader, _ in both)
 
             def differing_row(epoch: int, step: int) -> int | None:
@@ -239,7 +239,7 @@ def compare_runs(
                     second,
                     epochs,
                     pixels=differing_row if by_pixels else None,
-                    step_done=lambda: progress.at(next(done) * per_step, 0),
+                    step_done=lambda: progress.at(next(counter) * per_step, 0),
                 )
                 is_order = parting and parting.kind == "order"
                 return parting, order_difference(first, second, epochs) if is_order else None
@@ -247,12 +247,12 @@ def compare_runs(
     def cards_of(epoch: int) -> list[RunCard]:
         return [run.card_of(run.last_of(epoch) or run.last_of()) for run in runs]
 
-    for cards, own in groupby(range(epochs), cards_of):  # a run may have continued with other options
-        parting, order = compare_epochs(cards, list(own))
+    for cards, group in groupby(range(epochs), cards_of):  # a run may have continued with other options
+        parting, order = compare_epochs(cards, list(group))
         if parting:
             break
     differing = differences(*cards)
-    found = {
+    result = {
         "runs": list(map(str, files)),
         "parting": parting.to_json() if parting else None,
         "order": order._asdict() if order else None,
@@ -278,7 +278,7 @@ def compare_runs(
         )
     if settings:
         lines += ["other settings that differ:", *fields(settings)]
-    return Output(found, lines)
+    return Output(result, lines)
 
 
 def _format_numbers(numbers: tuple[int, ...]) -> str | None:
@@ -321,5 +321,5 @@ def prove(
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
     options.check_output_files(save)
-    found = prove_run(dataset, logs, save=save, key=key, **chosen, **load_chosen(subset, without))
-    return Output(found.to_json(), found.statement.splitlines())
+    proof = prove_run(dataset, logs, save=save, key=key, **chosen, **load_chosen(subset, without))
+    return Output(proof.to_json(), proof.statement.splitlines())

@@ -58,9 +58,9 @@ class ParsedParam(click.ParamType):  # type: ignore[type-arg]  # generic since c
 
 
 def _parse_part(text: str) -> tuple[int, int]:
-    if not (found := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)):
+    if not (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)):
         raise ValueError(f"expected I/N, such as 3/64, not {text!r}")
-    number, of = map(int, found.groups())
+    number, of = map(int, match.groups())
     if not 1 <= number <= of:
         raise ValueError(f"parts are numbered from 1 to {of}; there is no part {number}")
     return number, of

@@ -182,10 +182,11 @@ def outcome_of(result: Any) -> object:
         ) from error
 
 
-def unpack_result(payload: object, where: Callable[[], str]) -> Any:
-    """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
+def take_result(batch: EngineBatch, row: int, describe: Callable[[Any], str]) -> Any:
+    """Remove a row's result from the batch and return it, or raise the worker's exception with a note."""
+    payload = batch.payloads.pop(row)
     if isinstance(payload, PackedError):
-        error = unpack_error(payload.packed, where())
+        error = unpack_error(payload.packed, describe(batch.items[row]))
         # a generator cannot raise StopIteration
         raise RuntimeError("\n".join(error.__notes__)) if isinstance(error, StopIteration) else error
     return bytes(payload) if isinstance(payload, memoryview) else payload
@@ -285,9 +286,7 @@ class ProcessMap(Map):
             for batch in received:
                 for row in range(len(batch.items)):
                     if row in batch.payloads:
-                        yield unpack_result(
-                            batch.payloads.pop(row), partial(self._describe, batch.items[row])
-                        )
+                        yield take_result(batch, row, self._describe)
                     elif form and row not in batch.skipped:
                         yield form.make_batch({name: array[row, ...] for name, array in batch.arrays.items()})
                 del batch
@@ -310,10 +309,7 @@ class ProcessMap(Map):
 
             Raises an item's exception. Returns None for fewer than ``least`` rows.
             """
-            results = {
-                row: unpack_result(payload, partial(self._describe, batch.items[row]))
-                for row, payload in batch.payloads.items()
-            }
+            results = {row: take_result(batch, row, self._describe) for row in list(batch.payloads)}
             if len(batch.items) < least:
                 return None
             form = self.form or batch.form
@@ -468,7 +464,7 @@ class InProcess(Step):
         ):
             for batch in batches:
                 for row in range(len(batch.payloads)):
-                    yield unpack_result(batch.payloads.pop(row), partial(self._describe, batch.items[row]))
+                    yield take_result(batch, row, self._describe)
                 if batch.skipped:
                     return
                 del batch

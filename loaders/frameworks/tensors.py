@@ -65,15 +65,15 @@ def _describe(batch: Any) -> str:
     return f"one {type(batch).__name__}"
 
 
-def signature_of(passes: Passes, given: Any = None) -> Any:
+def signature_of(passes: Passes, signature: Any = None) -> Any:
     """Return the ``tf.TensorSpec`` of each part of a batch: as given, or from the source or its first batch.
 
     A signature from a first batch leaves the number of rows open, because the last batch may have fewer.
     Raises UsageError if the signature cannot be determined.
     """
-    if given is not None:
-        flatten(given)  # refuses anything but specs
-        return given
+    if signature is not None:
+        flatten(signature)  # refuses anything but specs
+        return signature
     if (element_spec := getattr(passes.source, "element_spec", None)) is not None:
         return element_spec
     if (specs := getattr(passes.source, "batch_specs", None)) is not None:

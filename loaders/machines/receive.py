@@ -113,10 +113,10 @@ class RemoteSource(Receiver):
         """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
         with self._exclusive.use():
             self._begin(self._next)
-            now = self._position
-            self._next = Position(now.pass_number + 1)
-            missing = Steps[LoadedStep](start=now.step, total=None, taken=now.taken, ordered=self._ordered)
-            self._reception.begin(now.pass_number, missing)
+            start = self._position
+            self._next = Position(start.pass_number + 1)
+            steps = Steps[LoadedStep](start=start.step, total=None, taken=start.taken, ordered=self._ordered)
+            self._reception.begin(start.pass_number, steps)
             return self._pass(self._iteration)
 
     def _begin(self, position: Position) -> None:

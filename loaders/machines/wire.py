@@ -139,8 +139,8 @@ def read_lease(head: Head) -> StepLease:
 
 def pack_step(kind: FrameKind, ref: StepRef, **notes: str) -> list[Buffer]:
     """Return an END or ERROR frame, whose number is the step."""
-    named = ref._asdict()
-    return pack_note(kind, named.pop("step"), **named, **notes)
+    ids = ref._asdict()
+    return pack_note(kind, ids.pop("step"), **ids, **notes)
 
 
 def read_step(head: Head) -> StepRef:
@@ -168,8 +168,8 @@ def read_delivery(
         case (np.ndarray() as meta, np.ndarray() as numbers, batch) if all(
             array.dtype == np.int64 and array.ndim == 1 for array in (meta, numbers)
         ) and len(meta) - len(StepRef._fields) in (2, 3):
-            named, counts = np.split(meta, [len(StepRef._fields)])
-            ref, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
+            ids, counts = np.split(meta, [len(StepRef._fields)])
+            ref, ends = StepRef(*ids.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
             are_valid = 0 <= counts.min() <= counts.max() <= len(numbers) and ends[0] >= 0
             if ref.step == head.number and are_valid:
                 return ref, LoadedStep(ref.step, batch, *np.split(numbers, ends))
