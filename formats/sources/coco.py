@@ -60,7 +60,7 @@ class CocoSplit(NamedTuple):
     images: Path
 
 
-def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFolder | None:
+def recognise_coco(path: Path, split: str | None, options: SourceOptions) -> CocoFolder | None:
     """Return the source of a folder with COCO instances, else None.
 
     Instances are the file of the option ``coco``; ``annotations/instances_<name>.json`` with images in

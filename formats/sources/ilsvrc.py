@@ -215,7 +215,7 @@ _MEMBERS = {
 _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.(?:JPEG|jpeg|jpg)", re.ASCII)
 
 
-def _archives_among(names: Iterable[str]) -> dict[str, str]:
+def _match_archives(names: Iterable[str]) -> dict[str, str]:
     """Return the archive's name for each split that has one."""
     names, found = sorted(names), {}
     for split, wanted in ARCHIVES.items():
@@ -225,13 +225,13 @@ def _archives_among(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def archives_in(folder: Path) -> dict[str, PackedImages]:
+def find_archives(folder: Path) -> dict[str, PackedImages]:
     """Return the archives with official names in a folder, by split."""
-    names = _archives_among(each.name for each in folder.iterdir())
+    names = _match_archives(each.name for each in folder.iterdir())
     return {split: PackedImages(folder / name, split) for split, name in names.items()}
 
 
-def single_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
+def recognise_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     """Return the source of one archive, whose first member tells the split; None for other archives."""
     with ArchiveFile(path) as archive:
         first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
@@ -240,7 +240,7 @@ def single_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     return Ilsvrc(of_split=of_split, beside=path.parent, check_md5=check_md5) if of_split else None
 
 
-def remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
+def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     """Return the source of archives with official names in object storage or on a server.
 
     The small files beside them are copied to a temporary folder. Raises UsageError if there are no such
@@ -248,7 +248,7 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     """
     wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
     files = files_in(place, wanted)
-    of_split = {split: PackedImages(files[name], split) for split, name in _archives_among(files).items()}
+    of_split = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
     if not of_split:
         raise UsageError(
             f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "
@@ -350,13 +350,13 @@ def _unexpected(member: Member, place: str) -> SourceDamaged:
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
 
 
-def official_source(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Ilsvrc | None:
+def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Ilsvrc | None:
     """Return the source of official archives, Kaggle's tree and split folders, else None.
 
     Kaggle's tree is found from the folder of ILSVRC, ILSVRC itself, or CLS-LOC in it. Of a split that exists
     twice, the first of these is used. Raises UsageError for a folder that may be either a split or a class.
     """
-    beside, packed, kaggle = path, archives_in(path), dict[str, FolderImages]()
+    beside, packed, kaggle = path, find_archives(path), dict[str, FolderImages]()
     for top in (path, path.parent, *path.parents[2:3]):
         data = top / CLS_LOC
         if not kaggle and path in (top, top / "ILSVRC", data) and data.is_dir():
@@ -388,7 +388,7 @@ def _split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, 
     return {split: FolderImages(layout, root, place, options) for split, place in places.items()}
 
 
-def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | None:
+def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | None:
     """Return the source of a folder of class folders, as that split, else None.
 
     Raises UsageError if the folders are splits or whole datasets, or images and their masks.

@@ -304,7 +304,7 @@ class RowReader(ImagesAndFile):
             raise BadValue(f"{self.path.name}, line {entry['line']}: {error.message}") from error
 
 
-def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
+def recognise_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
     """Return the source of a list, as ``split``, the split in its name, or train; else None.
 
     With options for lists only, any file is taken for one. Raises UsageError if the root is not a folder, or
@@ -415,7 +415,7 @@ PATH_NAME = "file_name"
 LABEL_NAMES = ("label", "class", "class_name", "wnid", "synset")
 
 
-def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> MetadataFolder | None:
+def recognise_metadata(path: Path, split: str | None, options: SourceOptions) -> MetadataFolder | None:
     """Return the source of a folder with a table, or one in each split folder, else None.
 
     Without split folders it is ``split``, or train. Raises UsageError for two tables of the same images, or

@@ -88,7 +88,7 @@ class PairedSplit(NamedTuple):
     partners: Mapping[str, Path]
 
 
-def paired_folders(path: Path, split: str | None, options: SourceOptions) -> PairedFolders:
+def recognise_pairs(path: Path, split: str | None, options: SourceOptions) -> PairedFolders:
     """Return the source of a folder with the pairs in the options.
 
     A split's images are in ``<split>/images``, ``images/<split>`` or ``<split>``; those of a source without

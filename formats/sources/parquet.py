@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
 
 
-def parquet(
+def recognise_parquet(
     path: Path, split: str | None, options: SourceOptions, *, beside: SplitFiles | None = None
 ) -> ParquetRows | None:
     """Return the source of a Parquet file or a folder of them, else None. Raises UsageError, OSError.

@@ -25,17 +25,17 @@ from shardprep.formats.shards.manifest import (
     read_manifest,
 )
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.coco import coco_folder
+from shardprep.formats.sources.coco import recognise_coco
 from shardprep.formats.sources.ilsvrc import (
-    archives_in,
-    class_folders,
-    official_source,
-    remote_tars,
-    single_tar,
+    find_archives,
+    find_remote_tars,
+    recognise_class_folders,
+    recognise_official,
+    recognise_tar,
 )
-from shardprep.formats.sources.lists import labelled_list, metadata_folder
-from shardprep.formats.sources.pairs import paired_folders
-from shardprep.formats.sources.parquet import ParquetRows, parquet
+from shardprep.formats.sources.lists import recognise_list, recognise_metadata
+from shardprep.formats.sources.pairs import recognise_pairs
+from shardprep.formats.sources.parquet import ParquetRows, recognise_parquet
 from shardprep.formats.sources.source import (
     SPLITS,
     Archive,
@@ -48,15 +48,15 @@ from shardprep.formats.sources.source import (
     entry_dtype,
 )
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import TensorpackLmdb, tensorpack_lmdb
-from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
-from shardprep.formats.sources.webdataset import WebDataset, webdataset
+from shardprep.formats.sources.tensorpack import TensorpackLmdb, recognise_tensorpack
+from shardprep.formats.sources.tfrecord import TfRecord, recognise_tfrecord
+from shardprep.formats.sources.webdataset import WebDataset, recognise_webdataset
 from shardprep.formats.storage.store import Location
 
 _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the original manifest
 
 
-def converted_dataset(path: Path) -> ConvertedDataset | None:
+def recognise_dataset(path: Path) -> ConvertedDataset | None:
     """Return the source of a dataset or a folder of its splits, else None. Raises UsageError, DataError."""
     # a collection is refused when it is read
     is_one = (path / MANIFEST_NAME).is_file() or is_collection(path)
@@ -240,59 +240,58 @@ def recognise(
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
     wanted = split if options.val_fraction is None else "train"
     if isinstance(path, Location):
-        source: Source = remote_tars(path, check_md5=check_md5)
+        source: Source = find_remote_tars(path, check_md5=check_md5)
     elif path.exists():
         target = path.resolve()
         if path.is_file() and path.suffix != target.suffix:  # a link to a blob, whose name says nothing
             target = path.absolute()
-        source = _recognised(target, wanted, check_md5, options)
+        source = _recognise(target, wanted, check_md5, options)
     else:
         raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
-    _refuse_others(options, source)
+    _refuse_other_options(options, source)
     if check_md5 and not getattr(source, "check_md5", False):
         raise UsageError(f"--check-md5: only for official archives, not for {source.description}")
     object.__setattr__(source, "progress", progress or NoProgress())  # sources are frozen
     return source if options.val_fraction is None else HeldOutVal(source, options.val_fraction, seed)
 
 
-def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
-    given, is_folder = (path, split, options), path.is_dir()
+def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
+    arguments, is_folder = (path, split, options), path.is_dir()
     if is_folder:
-        if converted := converted_dataset(path):
+        if converted := recognise_dataset(path):
             return converted
         if (path / "dataset_dict.json").is_file() or any(path.glob("data-*-of-*.arrow")):
             raise UsageError("was saved by datasets' save_to_disk; write it with to_parquet", path=path)
-        metadata, coco = metadata_folder(*given), coco_folder(*given)
-        paired = paired_folders(*given) if options.pairs else None
+        metadata, coco = recognise_metadata(*arguments), recognise_coco(*arguments)
+        paired = recognise_pairs(*arguments) if options.pairs else None
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
-        if source := _only((coco, paired, metadata), several, path):
+        if source := _single_source((coco, paired, metadata), several, path):
             return source
-    block = _first_block(path)
+    block = _read_first_block(path)
     if block.startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-    if not is_folder or not archives_in(path):  # files beside official tars are not sources
-        tars = webdataset(*given)
-        records = (tars, tfrecord(*given), parquet(*given, beside=tars.files if tars else None))
-        if source := _only(records, "holds {}; give a folder or a file of one of them", path):
+    if not is_folder or not find_archives(path):  # files beside official tars are not sources
+        tars, examples = recognise_webdataset(*arguments), recognise_tfrecord(*arguments)
+        rows = recognise_parquet(*arguments, beside=tars.files if tars else None)
+        if source := _single_source(
+            (tars, examples, rows), "holds {}; give a folder or a file of one of them", path
+        ):
             return source
-    one = path, split or "train", options
+    defaulted = path, split or "train", options
     if is_folder:
-        source = (
-            official_source(path, options, check_md5=check_md5)
-            or tensorpack_lmdb(*one)
-            or class_folders(*one)
-        )
+        source = recognise_official(path, options, check_md5=check_md5)
+        source = source or recognise_tensorpack(*defaulted) or recognise_class_folders(*defaulted)
     else:
         is_tar = b"ustar" in block and b"\0" in block  # a list may have a class mustard
-        tar = single_tar(path, check_md5=check_md5) if is_tar else None
-        source = tar or tensorpack_lmdb(*one) or labelled_list(*given)
-    if source := source or webdataset(*given, single=VALUES):
+        tar = recognise_tar(path, check_md5=check_md5) if is_tar else None
+        source = tar or recognise_tensorpack(*defaulted) or recognise_list(*arguments)
+    if source := source or recognise_webdataset(*arguments, single=VALUES):
         return source
     is_empty = is_folder and not any(path.iterdir())
     raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
 
 
-def _refuse_others(options: SourceOptions, source: Source) -> None:
+def _refuse_other_options(options: SourceOptions, source: Source) -> None:
     used = options.kept(*(each.name for each in fields(options)))
     refused = [name for name in used if name not in (*_FOR_ALL, *source.TAKES)]
     if refused:
@@ -302,7 +301,7 @@ def _refuse_others(options: SourceOptions, source: Source) -> None:
         raise UsageError(f"{', '.join(flags)}: not for {source.description}{advice}")
 
 
-def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:
+def _single_source(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:
     """Return the only source, None if there is none. Raises UsageError with the message for several."""
     found = [source for source in sources if source is not None]
     if len(found) > 1:
@@ -310,7 +309,7 @@ def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source 
     return found[0] if found else None
 
 
-def _first_block(path: Path) -> bytes:
+def _read_first_block(path: Path) -> bytes:
     if not path.is_file():
         return b""
     with name_in_os_errors(path), path.open("rb") as file:

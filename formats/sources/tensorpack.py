@@ -56,7 +56,7 @@ _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 _MOST_REPEATED = 64 << 10  # bytes, such as class names, that a pickle stores once and refers to again
 
 
-def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
+def recognise_tensorpack(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
     """Return the source of tensorpack's LMDB, as ``split``, else None. Raises UsageError for another LMDB."""
     file = path / "data.mdb" if path.is_dir() else path
     if not file.is_file():

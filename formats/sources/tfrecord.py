@@ -241,7 +241,7 @@ _NAMED = r".+\.tfrec(?:ords?)?(?:-\d+-of-\d+)?"
 _FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+|.+\.record", re.DOTALL | re.ASCII)
 
 
-def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord | None:
+def recognise_tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord | None:
     """Return the source of a TFRecord file or a folder of them, else None. Raises UsageError, OSError.
 
     A file without ``.tfrecord`` in its name is one if it begins with a record.

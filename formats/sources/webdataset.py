@@ -58,7 +58,7 @@ class SampleLayout:
         return {self.label, CLASS_NAME} if self.label == LABEL in parts else {self.label}
 
 
-def webdataset(
+def recognise_webdataset(
     path: Path, split: str | None, options: SourceOptions, *, single: Collection[str] = ()
 ) -> WebDataset | None:
     """Return the source of a shard or a folder of them, else None. Raises UsageError, OSError.

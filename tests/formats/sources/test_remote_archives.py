@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats import ConvertOptions, PlanOptions, SourceDamaged, UsageError, convert, convert_part
 from shardprep.formats.sources import tar
-from shardprep.formats.sources.ilsvrc import remote_tars
+from shardprep.formats.sources.ilsvrc import find_remote_tars
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.storage import archive as remote_archive
@@ -140,7 +140,7 @@ def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once
     archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
     monkeypatch.setattr(tar, "SEGMENT_BYTES", segment)
-    here, there = recognise(archives), remote_tars(Location.parse(URL))
+    here, there = recognise(archives), find_remote_tars(Location.parse(URL))
 
     found, expected = (source.survey("val").entries for source in (there, here))
 
@@ -172,9 +172,9 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
 
     monkeypatch.setattr(RemoteFolder, "about", about)
 
-    assert remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
+    assert find_remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
     with pytest.raises(RemoteDenied):
-        remote_tars(Location.parse(f"{proxy.url}/bucket/other"))
+        find_remote_tars(Location.parse(f"{proxy.url}/bucket/other"))
 
 
 def test_what_is_not_there_or_in_parts_is_an_error_that_leaves_no_file(proxy: Proxy, tmp_path: Path) -> None:
