@@ -32,7 +32,7 @@ from shardprep.formats.sources.source import (
     split_folders,
 )
 from shardprep.formats.sources.tables import ImagesAndFile, place_below
-from shardprep.formats.sources.tar import archive_of
+from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
@@ -142,7 +142,7 @@ class CocoFolder(Source):
             found.entries,
             LabelSpace.of(()),
             CocoReader(images, one.instances, found.identity, schema, ids, found.images, found.places),
-            archives=(archive_of(one.instances),),
+            archives=(describe_archive(one.instances),),
             expected=len(found.entries) + len(missing),
             shortfall=f"{count_of(len(missing), 'file')} missing, first {missing[0]}" if missing else "",
             problems=found.problems,

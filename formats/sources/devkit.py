@@ -28,7 +28,7 @@ from shardprep.formats.runtime.files import ArchiveFile, GzipStream, errors_as_d
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.listing import GrowingTable, official_key, text_lines
 from shardprep.formats.sources.source import BOX_ROW
-from shardprep.formats.sources.tar import walk
+from shardprep.formats.sources.tar import walk_tar
 from shardprep.formats.sources.trees import files_below, refuse_links
 
 MAX_INFLATED_BYTES = 8 << 20  # the 1,860 official synsets take about 1 KB each
@@ -163,7 +163,7 @@ def _files_in(path: Path) -> dict[str, bytes]:
         raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
     files = {}
     with GzipStream(path, MAX_DEVKIT_BYTES) if path.suffix == ".gz" else ArchiveFile(path) as archive:
-        for member in walk(archive.read_at, archive=str(path), end=archive.end):
+        for member in walk_tar(archive.read_at, archive=str(path), end=archive.end):
             name = "/".join(PurePosixPath(member.name).parts[-2:])
             if name in (META, GROUND_TRUTH):
                 files[name] = archive.read_at(member.size, member.offset)
@@ -434,7 +434,7 @@ def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
         return
     opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
     with opened as archive:
-        for member in walk(archive.read_at, archive=str(path), end=archive.end):
+        for member in walk_tar(archive.read_at, archive=str(path), end=archive.end):
             if member.name.endswith(".xml"):
                 place = f"{path}: {member.name}"
                 if member.size > MAX_XML_BYTES:

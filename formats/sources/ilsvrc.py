@@ -49,11 +49,11 @@ from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,
     TarReader,
-    archive_of,
-    files_in,
-    headers_ahead,
-    opened_archive,
-    walk,
+    describe_archive,
+    find_remote_files,
+    open_archive,
+    prefetch_headers,
+    walk_tar,
 )
 from shardprep.formats.sources.trees import (
     FolderWalk,
@@ -124,7 +124,7 @@ class Ilsvrc(Source):
         return replace(
             found,
             archives=tuple(
-                archive_of(path, check_md5=self.check_md5, progress=self.progress) for path in archives
+                describe_archive(path, check_md5=self.check_md5, progress=self.progress) for path in archives
             ),
             expected=expected,
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
@@ -138,7 +138,7 @@ class Ilsvrc(Source):
         path = images.path
         return {
             "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
-            "state": archive_of(path).state,
+            "state": describe_archive(path).state,
             "split": split,
             "classes": self.labels.digest,
             "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
@@ -234,7 +234,7 @@ def find_archives(folder: Path) -> dict[str, PackedImages]:
 def recognise_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     """Return the source of one archive, whose first member tells the split; None for other archives."""
     with ArchiveFile(path) as archive:
-        first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
+        first = next(walk_tar(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
     of_split = {split: PackedImages(path, split) for split in splits}
     return Ilsvrc(of_split=of_split, beside=path.parent, check_md5=check_md5) if of_split else None
@@ -247,7 +247,7 @@ def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     archives, SourceDamaged, RemoteFailed.
     """
     wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
-    files = files_in(place, wanted)
+    files = find_remote_files(place, wanted)
     of_split = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
     if not of_split:
         raise UsageError(
@@ -273,13 +273,13 @@ class PackedImages:
     def classes(self) -> Sequence[str]:
         if self.split != "train":
             return ()
-        with opened_archive(self.path) as archive:
+        with open_archive(self.path) as archive:
             return [wnid for wnid, _ in _members(archive, "train")]
 
     def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
         problems = Problems()
         with (
-            opened_archive(self.path) as archive,
+            open_archive(self.path) as archive,
             source.progress.task(f"list {split}", records=0, size=archive.end),
         ):
             entries = self._entries(archive, source, problems) if known is None else known
@@ -319,7 +319,7 @@ class PackedImages:
 def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
     wnid, tar = class_tar
     place, images = f"{archive.path}: {tar.name}", []
-    for image in walk(archive.read_at, archive=place, start=tar.offset, end=tar.offset + tar.size):
+    for image in walk_tar(archive.read_at, archive=place, start=tar.offset, end=tar.offset + tar.size):
         match = _TRAIN_IMAGE.fullmatch(image.name)
         if match is None or match[1] != wnid:
             raise _unexpected(image, place)
@@ -333,8 +333,8 @@ def _members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
     if isinstance(archive, ArchiveFile):
         archive.expect_random_reads()
     elif split != "train":  # its class tars are read concurrently instead
-        read_at = headers_ahead(archive)
-    for member in walk(read_at, archive=str(archive.path), end=archive.end):
+        read_at = prefetch_headers(archive)
+    for member in walk_tar(read_at, archive=str(archive.path), end=archive.end):
         match = _MEMBERS[split].fullmatch(member.name)
         if match is None:
             raise _unexpected(member, str(archive.path))
@@ -471,7 +471,7 @@ class FolderImages:
         notes = (*other_folders_note(self.root, used), *self._doubts(source, split))
         if classes or split == "train":
             for file in walk.files(place):
-                if not walk.is_left_out(file, place):
+                if not walk.skip_non_image(file, place):
                     loose = self.top / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
@@ -486,7 +486,7 @@ class FolderImages:
                 continue
             is_empty = True
             for file in walk.files_below(here) if name else walk.files(here):
-                if self.options.skip_non_images and walk.is_left_out(file, here):
+                if self.options.skip_non_images and walk.skip_non_image(file, here):
                     continue
                 is_empty = False
                 with problems.collected("label"):

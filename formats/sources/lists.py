@@ -52,7 +52,7 @@ from shardprep.formats.sources.tables import (
     place_below,
     row_at,
 )
-from shardprep.formats.sources.tar import archive_of
+from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import (
     IMAGE_COLUMNS,
     NON_IMAGES,
@@ -158,7 +158,7 @@ class ListedSource(Source):
             one.entries,
             found.space,
             reader,
-            archives=(archive_of(table.file.path),),
+            archives=(describe_archive(table.file.path),),
             expected=len(one.entries) + one.missing if self.is_list else None,
             shortfall=first if one.missing else "",
             problems=found.problems,
@@ -273,7 +273,7 @@ class ListedImages:
             one.missing += 1
             one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
             return
-        if is_list and self._source.source_options.skip_non_images and self._walk.is_left_out(file):
+        if is_list and self._source.source_options.skip_non_images and self._walk.skip_non_image(file):
             one.ignored[NON_IMAGES] += 1
             return
         length, offset = (row.length, row.offset) if self.kinds or not is_list else (0, 0)

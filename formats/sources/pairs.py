@@ -238,7 +238,7 @@ def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile
     """Return the images below a folder by path without extension, except those in the folders ``but``."""
     found: dict[str, FoundFile] = {}
     for file in walk.files_below():
-        if file.path.startswith(but) or walk.is_left_out(file):
+        if file.path.startswith(but) or walk.skip_non_image(file):
             continue
         if (first := found.setdefault(splitext(file.path)[0], file)) is not file:
             twice = f"differs from {first.path} only in its extension; remove one of them"

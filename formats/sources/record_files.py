@@ -38,8 +38,8 @@ from shardprep.formats.sources.source import (
     split_folders,
     split_in,
 )
-from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import NOT_UTF8, FolderWalk, holds_images, wrapped
+from shardprep.formats.sources.tar import describe_archive
+from shardprep.formats.sources.trees import NOT_UTF8, FolderWalk, holds_images, wrap_mtime
 
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces to keep
 MAX_VARINT = 10  # bytes
@@ -203,7 +203,7 @@ class FilesReader(OpeningReader[OpenFiles]):
         if path not in files:
             with ExitStack() as context:
                 archive = context.enter_context(ArchiveFile(self.path_of(entry)))
-                if wrapped(archive.identity.mtime_ns) != entry["mtime_ns"]:
+                if wrap_mtime(archive.identity.mtime_ns) != entry["mtime_ns"]:
                     raise self.changed(entry)
                 archive.expect_random_reads()
                 files[path] = self.open_in(archive, context), context.pop_all()
@@ -356,7 +356,7 @@ class RecordSource(Source):
             found.entries,
             found.classes.numbered()[0],
             found.reader(),
-            archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
+            archives=tuple(describe_archive(self.files.top / name) for name in self.files.of_split[split]),
             expected=found.expected,
             shortfall=self.files.missing(split) or found.shortfall,
             problems=found.problems,
@@ -438,7 +438,7 @@ class RecordContents(ABC):
         done = 0
         for name in names:
             with self.problems.collected(), ArchiveFile(self.top / name) as file:
-                self._place = name.encode(), wrapped(file.identity.mtime_ns)
+                self._place = name.encode(), wrap_mtime(file.identity.mtime_ns)
                 file.expect_random_reads()
                 self.read(file)
                 done += file.end

@@ -154,7 +154,7 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
     """Return the dtype of a listing: a record's key and label, and where its bytes are.
 
     ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside archives. ``mtime_ns``
-    comes from :func:`.trees.wrapped`, and is 0 in an archive. A source may add columns for its reader.
+    comes from :func:`.trees.wrap_mtime`, and is 0 in an archive. A source may add columns for its reader.
     """
     return np.dtype(
         [

@@ -85,7 +85,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def plain_name(raw: bytes) -> str:
+def decode_name(raw: bytes) -> str:
     """Decode a name. Raises ValueError unless it is a relative path without ``..`` and the like."""
     try:
         name = raw.decode()
@@ -105,7 +105,7 @@ class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
     identity: Identity | None = None
 
     def opening(self) -> ArchiveFile | RemoteArchive:
-        return opened_archive(self.path, self.identity)
+        return open_archive(self.path, self.identity)
 
     def expect(self, entries: Entries) -> None:
         if isinstance(self.opened, RemoteArchive):
@@ -129,7 +129,7 @@ class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
         return f"{place}, byte {entry['offset']}"
 
 
-def opened_archive(path: Path | RemoteFile, expected: Identity | None = None) -> ArchiveFile | RemoteArchive:
+def open_archive(path: Path | RemoteFile, expected: Identity | None = None) -> ArchiveFile | RemoteArchive:
     """Return the context of a file to read by offset; a local file must be the ``expected`` one."""
     return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path, expected)
 
@@ -148,7 +148,7 @@ class Member(NamedTuple):
     size: int
 
 
-def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator[Member]:
+def walk_tar(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator[Member]:
     """Yield the regular files of the tar from ``start`` to ``end``, in order; folders are skipped.
 
     ``read_at`` is called with increasing offsets only, so it may read a stream; ``end`` may then be beyond
@@ -156,11 +156,11 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
     archive, for links, devices, fifos and sparse files, and for hostile or repeated names.
     """
     at, seen = start, set[str]()
-    given: dict[str, Any] = {}  # the next member's name and size from its extended headers
-    last: bytes | None = None  # the current member
+    extended: dict[str, Any] = {}  # the next member's name and size from its extended headers
+    current: bytes | None = None  # the name of the member
 
     def place() -> str:
-        member = "" if last is None else f", member {last.decode(errors='backslashreplace')!r}"
+        member = "" if current is None else f", member {current.decode(errors='backslashreplace')!r}"
         return f"at byte {at}{member}: "
 
     with errors_as_damage(archive, "copy or download the archive again", place=place):
@@ -168,30 +168,30 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
             if len(block) < BLOCK:
                 raise ValueError("the archive is truncated: its end mark is missing")
             header = parse_header(block)
-            if given and header.kind not in _EXTENSIONS:
-                header, given = header._replace(**given), {}
-            last = header.name
+            if extended and header.kind not in _EXTENSIONS:
+                header, extended = header._replace(**extended), {}
+            current = header.name
             body, padded = at + BLOCK, -(-header.size // BLOCK) * BLOCK
             if padded > end - body:
                 raise ValueError(f"its {header.size} bytes do not fit into the archive")
             member = None
             if header.kind in _FILE:
-                member = Member(plain_name(header.name), body, header.size)
+                member = Member(decode_name(header.name), body, header.size)
                 if member.name in seen:
                     raise ValueError("its name occurs twice")
                 seen.add(member.name)
             elif header.kind in _EXTENSIONS:
                 if header.size > MAX_EXTENSION_BYTES:
                     raise ValueError(f"it is an extended header of {header.size} bytes")
-                _extend(given, header, read_at(header.size, body))
+                _read_extension(extended, header, read_at(header.size, body))
             elif header.kind != _FOLDER:
                 raise ValueError(f"it is a link, a device or sparse (type {header.kind!r}), not a plain file")
             elif header.size:  # some readers skip that many bytes, and others do not
                 raise ValueError("it is a folder with data")
-            at, last = body + padded, None
+            at, current = body + padded, None
             if member is not None:
                 yield member
-        if given:
+        if extended:
             raise ValueError("an extended header has no member")
         at += BLOCK
         mark = at + BLOCK
@@ -203,7 +203,7 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
             raise ValueError("the archive is truncated: half of its end mark is missing")
 
 
-def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
+def _read_extension(extended: dict[str, Any], header: Header, data: bytes) -> None:
     if len(data) < header.size:
         raise ValueError("the archive is truncated within an extended header")
     records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
@@ -212,13 +212,13 @@ def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
     if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
         raise ValueError("it is a global header that gives all members one path or size")
     if (name := records.get(b"path")) is not None:
-        if "name" in given or not name:
+        if "name" in extended or not name:
             raise ValueError("extended headers give the member no name, or two")
-        given["name"] = name
+        extended["name"] = name
     if (digits := records.get(b"size")) is not None:
-        if "size" in given or not digits.isdigit() or len(digits) > 19:
+        if "size" in extended or not digits.isdigit() or len(digits) > 19:
             raise ValueError("extended headers give the member no valid size, or two")
-        given["size"] = int(digits)
+        extended["size"] = int(digits)
 
 
 OFFICIAL_FILES = {  # MD5s of the download page of 2012, and of 2019 for the patched test images
@@ -233,7 +233,7 @@ OFFICIAL_FILES = {  # MD5s of the download page of 2012, and of 2019 for the pat
 }
 
 
-def archive_of(
+def describe_archive(
     path: Path | RemoteFile, *, check_md5: bool = False, progress: Progress | None = None
 ) -> Archive:
     """Return a file's entry for a listing, with the MD5 of all its bytes if that is known and to be checked.
@@ -256,7 +256,7 @@ def archive_of(
 
 def _md5_of(path: Path | RemoteFile, progress: Progress) -> str:
     digest, title = hashlib.md5(usedforsecurity=False), f"check the MD5 of {path.name}"
-    with opened_archive(path) as archive, progress.task(title, records=0, size=archive.end):
+    with open_archive(path) as archive, progress.task(title, records=0, size=archive.end):
         starts = range(0, archive.end, PIECE_BYTES)
         reads = [(min(PIECE_BYTES, archive.end - at), at) for at in starts]
         if isinstance(archive, RemoteArchive):
@@ -271,7 +271,7 @@ SEGMENT_BYTES = 16 << 20  # at least
 WINDOW_BYTES = 256 << 10  # read at once to find a segment's first header
 
 
-def headers_ahead(archive: RemoteArchive) -> ReadAt:
+def prefetch_headers(archive: RemoteArchive) -> ReadAt:
     """Prefetch the archive's headers, and return a ``read_at`` for a walk that has most of them.
 
     Following a chain of headers means one request after another. So the archive is split into segments, and
@@ -279,61 +279,62 @@ def headers_ahead(archive: RemoteArchive) -> ReadAt:
     headers at offsets where its own chain leads; others, such as in a tar within an image, have no effect.
     """
     count = max(1, min(HEADERS_AT_ONCE, archive.end // SEGMENT_BYTES))
-    starts = [archive.end * number // count // BLOCK * BLOCK for number in range(count)]
-    known: dict[int, bytes] = {}
-    for blocks in archive.map(lambda segment: _chain(archive, *segment), pairwise([*starts, archive.end])):
-        known.update(blocks)
+    starts = (archive.end * number // count // BLOCK * BLOCK for number in range(count))
+    ahead: dict[int, bytes] = {}
+    segments = pairwise([*starts, archive.end])
+    for blocks in archive.map(lambda segment: _follow_headers(archive, *segment), segments):
+        ahead.update(blocks)
 
     def read_at(length: int, offset: int) -> bytes:
-        block = known.pop(offset, None) if length == BLOCK else None
+        block = ahead.pop(offset, None) if length == BLOCK else None
         return archive.read_at(length, offset) if block is None else block
 
     return read_at
 
 
-def _chain(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
+def _follow_headers(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
     """Return the chain of blocks from a segment's first header to the first block without one, by offset."""
     blocks: dict[int, bytes] = {}
-    at = start if start == 0 else _first_header(archive, start, stop)
+    at = start if start == 0 else _find_first_header(archive, start, stop)
     while at < stop:
         block = archive.read_at(BLOCK, at)
         blocks[at] = block
-        header = _header(block)
+        header = _try_header(block)
         if header is None:
             break
         at += BLOCK + -(-header.size // BLOCK) * BLOCK
     return blocks
 
 
-def _first_header(archive: RemoteArchive, start: int, stop: int) -> int:
+def _find_first_header(archive: RemoteArchive, start: int, stop: int) -> int:
     for at in range(start, stop, WINDOW_BYTES):
         window = archive.read_at(min(WINDOW_BYTES, stop - at), at)
         for place in range(0, len(window) - BLOCK + 1, BLOCK):
-            if _header(window[place : place + BLOCK]):
+            if _try_header(window[place : place + BLOCK]):
                 return at + place
     return stop
 
 
-def _header(block: bytes) -> Header | None:
+def _try_header(block: bytes) -> Header | None:
     try:
         return parse_header(block)
     except (ValueError, IndexError):
         return None
 
 
-def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
+def find_remote_files(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
     """Return the files in a place by name; a web server lists none, so the readable ones of ``names``.
 
     Raises RemoteMissing, RemoteDenied, RemoteFailed, OperationError where obstore is not installed.
     """
     with LoopThread(threads=1) as loop:
-        found = loop.run(_found(RemoteFolder(place, PATIENT), names))
-    return {name: RemoteFile(place, name, found[name]) for name in sorted(found)}
+        files = loop.run(_find_files(RemoteFolder(place, PATIENT), names))
+    return {name: RemoteFile(place, name, files[name]) for name in sorted(files)}
 
 
-async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
+async def _find_files(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
     if folder.place.scheme not in ("http", "https"):
-        return {name: found for name, found in (await folder.listed()).items() if found}
+        return {name: file for name, file in (await folder.listed()).items() if file}
 
     denied: list[RemoteDenied] = []
 
@@ -344,10 +345,10 @@ async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, Stored
             denied.append(error)
             return None
 
-    every = await asyncio.gather(*map(about, names))
-    if denied and not any(every):
+    files = await asyncio.gather(*map(about, names))
+    if denied and not any(files):
         raise denied[0]
-    return {name: found for name, found in zip(names, every, strict=True) if found is not None}
+    return {name: file for name, file in zip(names, files, strict=True) if file is not None}
 
 
 class CopiedFiles(Owner):
@@ -358,7 +359,7 @@ class CopiedFiles(Owner):
 
     def __init__(self, files: Iterable[RemoteFile]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="shardprep-"))
-        weakref.finalize(self, _remove, self.folder, os.getpid())
+        weakref.finalize(self, _remove_folder, self.folder, os.getpid())
         for file in files:
             path = self.folder / file.name
             with RemoteArchive(file) as archive, path.open("wb") as copy:
@@ -367,6 +368,6 @@ class CopiedFiles(Owner):
             os.utime(path, (0, 0))  # with the time of the copy, each run would be a different conversion
 
 
-def _remove(folder: Path, maker: int) -> None:
-    if os.getpid() == maker:
+def _remove_folder(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,7 @@ _IS_LINK = (
 
 
 class FoundFile(NamedTuple):
-    """A regular file: its path below the start of the walk (with ``/``), size, and ``wrapped`` mtime."""
+    """A regular file: its path below the start of the walk (with ``/``), size, and wrapped mtime."""
 
     path: str
     size: int
@@ -62,11 +62,11 @@ def holds_images(folder: Path, depth: int = 2) -> bool:
 
 def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
     """Return the names of the image folders in ``root``, except those that are or contain ``used`` ones."""
-    taken = [folder.resolve() for folder in used]
-    if root.resolve() in taken:
+    resolved = [folder.resolve() for folder in used]
+    if root.resolve() in resolved:
         return []
     others = (each for each in root.iterdir() if each.name[0] != "." and each.is_dir())
-    others = (each for each in others if not any(one.is_relative_to(each.resolve()) for one in taken))
+    others = (each for each in others if not any(one.is_relative_to(each.resolve()) for one in resolved))
     return sorted(each.name for each in others if holds_images(each))
 
 
@@ -76,7 +76,7 @@ def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
     return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
 
 
-def wrapped(mtime_ns: int) -> int:
+def wrap_mtime(mtime_ns: int) -> int:
     """Wrap an mtime modulo 2**64 to an int64, to compare: times after 2262 are beyond it."""
     return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -98,15 +98,15 @@ class FolderWalk:
     follow_symlinks: bool = False
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
-    _sound: set[str] = field(default_factory=set, init=False, repr=False)  # folders without links above
+    _link_free: set[str] = field(default_factory=set, init=False, repr=False)  # folders without links above
 
     def folders(self, place: str = "") -> list[str]:
         """Return the names of the folders in ``place``, without reporting problems of files."""
-        return [one for one in self._scanned(place, files=False) if isinstance(one, str)]
+        return [name for name in self._scan(place, files=False) if isinstance(name, str)]
 
     def files(self, place: str = "") -> list[FoundFile]:
         """Return the files in the folder ``place``, without reporting problems of folders."""
-        return [one for one in self._scanned(place, folders=False) if isinstance(one, FoundFile)]
+        return [file for file in self._scan(place, folders=False) if isinstance(file, FoundFile)]
 
     def files_below(self, place: str = "") -> Iterator[FoundFile]:
         """Yield the files in the folder ``place`` and all folders below it."""
@@ -121,11 +121,11 @@ class FolderWalk:
                     cycle = "is a link to a folder that contains it; remove it"
                     self.problems.add(SourceDamaged(cycle, path=self.top / here))
                     continue
-            for one in self._scanned(here):
-                if isinstance(one, FoundFile):
-                    yield one._replace(path=prefix + one.path)
+            for entry in self._scan(here):
+                if isinstance(entry, FoundFile):
+                    yield entry._replace(path=prefix + entry.path)
                 else:
-                    waiting.append((f"{prefix}{one}/", above))
+                    waiting.append((f"{prefix}{entry}/", above))
 
     def find(self, place: str) -> FoundFile | None:
         """Return the file at a place, None if it is missing. Raises SourceDamaged for anything else there.
@@ -133,14 +133,14 @@ class FolderWalk:
         Its name may have its accents as separate characters, as macOS writes them, or not.
         """
         forms = () if place.isascii() else (normalize("NFC", place), normalize("NFD", place))
-        return next(filter(None, map(self._found, (place, *forms))), None)
+        return next(filter(None, map(self._find_exact, (place, *forms))), None)
 
-    def _found(self, place: str) -> FoundFile | None:
+    def _find_exact(self, place: str) -> FoundFile | None:
         folder, path = place.rpartition("/")[0], f"{self.top}/{place}"
         try:
-            if not self.follow_symlinks and folder not in self._sound:
+            if not self.follow_symlinks and folder not in self._link_free:
                 refuse_links(self.top, self.top / folder)
-                self._sound.add(folder)
+                self._link_free.add(folder)
             status = os.stat(path, follow_symlinks=self.follow_symlinks)  # noqa: PTH116 - a Path takes longer
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
@@ -150,10 +150,10 @@ class FolderWalk:
             refuse_links(self.top, self.top / place)
         if not stat.S_ISREG(status.st_mode):
             raise SourceDamaged("is not a file", path=path)
-        return FoundFile(place, status.st_size, wrapped(status.st_mtime_ns))
+        return FoundFile(place, status.st_size, wrap_mtime(status.st_mtime_ns))
 
-    def is_left_out(self, file: FoundFile, place: str = "") -> bool:
-        """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
+    def skip_non_image(self, file: FoundFile, place: str = "") -> bool:
+        """Whether a file below ``place`` is skipped, not being an image by name and first bytes; if so, count it."""
         if is_image(file):
             return False
         path = self.top / place / file.path
@@ -163,7 +163,7 @@ class FolderWalk:
             self.ignored[NON_IMAGES] += 1
         return is_other
 
-    def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
+    def _scan(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
         """Return the files, and the names of the folders, by name; count ignored ones and add problems."""
         here = self.top / place
         if not self.follow_symlinks:
@@ -193,7 +193,7 @@ class FolderWalk:
                     found.append(entry.name)
                 else:
                     status = entry.stat(follow_symlinks=self.follow_symlinks)
-                    found.append(FoundFile(entry.name, status.st_size, wrapped(status.st_mtime_ns)))
+                    found.append(FoundFile(entry.name, status.st_size, wrap_mtime(status.st_mtime_ns)))
         return found
 
 
@@ -242,7 +242,7 @@ class TreeReader(OpeningReader[Descriptor]):
             size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
             data = read_at(fd, size, 0) if size else b""
             status = os.fstat(fd)
-            if (len(data), status.st_size, wrapped(status.st_mtime_ns)) != (size, size, mtime_ns):
+            if (len(data), status.st_size, wrap_mtime(status.st_mtime_ns)) != (size, size, mtime_ns):
                 raise SourceDamaged(CHANGED, path=self.where(entry))
             return data
         except OSError as error:

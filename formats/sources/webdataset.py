@@ -28,7 +28,7 @@ from shardprep.formats.sources.record_files import (
     usual_label,
 )
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
-from shardprep.formats.sources.tar import BLOCK, Member, walk
+from shardprep.formats.sources.tar import BLOCK, Member, walk_tar
 
 IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 LABEL, CLASS_NAME = "cls", "classname"
@@ -130,10 +130,10 @@ class ShardSample(NamedTuple):
 def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     """Yield the samples from the header at ``start`` on, without the metadata of macOS.
 
-    Raises SourceDamaged like :func:`.tar.walk`, and for a member whose extension is missing or repeated.
+    Raises SourceDamaged like :func:`.tar.walk_tar`, and for a member whose extension is missing or repeated.
     """
     sample = None
-    for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
+    for member in walk_tar(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
         end = member.offset + -(-member.size // BLOCK) * BLOCK
         if member.name.rpartition("/")[2].startswith(_OF_MACOS):
             start = end

@@ -20,7 +20,13 @@ from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import make_sample
-from shardprep.formats.sources.tar import MAX_EXTENSION_BYTES, OFFICIAL_FILES, Member, archive_of, walk
+from shardprep.formats.sources.tar import (
+    MAX_EXTENSION_BYTES,
+    OFFICIAL_FILES,
+    Member,
+    describe_archive,
+    walk_tar,
+)
 from support.datasets import flip, prep_here
 from support.file_changes import CHANGES
 from support.source_builders import BLOCK, DEVKIT, TRAIN, VAL, Miniature, header, headers_in, tar_of, write
@@ -31,7 +37,7 @@ THREE = {"a.JPEG": b"a" * 700, "b.JPEG": b"", "c.JPEG": b"c" * 512}
 
 
 def listed(tar: bytes) -> list[Member]:
-    return list(walk(lambda length, offset: tar[offset : offset + length], archive="x.tar", end=len(tar)))
+    return list(walk_tar(lambda length, offset: tar[offset : offset + length], archive="x.tar", end=len(tar)))
 
 
 def padded(data: bytes) -> bytes:
@@ -107,7 +113,7 @@ def test_an_archive_cut_off_anywhere_is_an_error_or_has_lost_only_padding() -> N
         else:
             assert listed(tar[:end]) == listed(tar)
     with pytest.raises(SourceDamaged, match="truncated"):  # since it was opened
-        list(walk(lambda length, offset: tar[offset : 3 * BLOCK][:length], archive="x.tar", end=len(tar)))
+        list(walk_tar(lambda length, offset: tar[offset : 3 * BLOCK][:length], archive="x.tar", end=len(tar)))
 
 
 def without_magic() -> bytes:
@@ -279,7 +285,7 @@ def test_an_archive_with_an_official_name_is_checked_by_md5_on_request(
     flip(officials / TRAIN, 1200)
     with pytest.raises(SourceDamaged, match=f"has MD5 .*, not {OFFICIAL_FILES[TRAIN]}"):
         recognise(officials, check_md5=True).listing("train")
-    renamed = archive_of((officials / VAL).rename(officials / "mine.tar"), check_md5=True)
+    renamed = describe_archive((officials / VAL).rename(officials / "mine.tar"), check_md5=True)
 
     assert [(a.name, a.md5) for a in plain] == [(TRAIN, None), (DEVKIT, None)]
     assert [(a.name, a.md5) for a in checked] == [(name, OFFICIAL_FILES[name]) for name in (VAL, DEVKIT)]
