@@ -188,7 +188,7 @@ def convert_each(
     conversion.check_outputs(source)
     if conversion.part:
         for split, output in conversion.outputs(source).items():
-            with problems.collected():
+            with problems.collect():
                 conversion.share_listing(source, split, output, progress)
         problems.raise_all()
     prepared = conversion.prepared(source, problems, progress)
@@ -292,8 +292,8 @@ def build_shards(
 ) -> list[BuiltShard]:
     """Build a split's missing shards, and return all of them. ``builder`` replaces ``build_shard``."""
     planned, shards, listing = prepared.planned, prepared.shards, prepared.listing
-    if listing.kept_by is not None:
-        stored = StoredEntries(work_folder.folder, listing.kept_by)
+    if listing.cache_key is not None:
+        stored = StoredEntries(work_folder.folder, listing.cache_key)
         if stored.read() is None:
             stored.write(listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
@@ -581,10 +581,10 @@ def plan_conversion(
     count = usable_cpus() if workers is None else workers
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
     description, prepared = "", list[PreparedSplit]()
-    with problems.collected():
+    with problems.collect():
         recognised = conversion.source(progress)
         description = recognised.description
-        with problems.collected():
+        with problems.collect():
             conversion.check_outputs(recognised)
         prepared = conversion.prepared(recognised, problems, progress)
     splits, total = [], _Findings()
@@ -664,7 +664,7 @@ class _Findings:
             self.bad_images += 1
             advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
             message = error.message + advice
-            bad = BadImage(message, path=reader.where(entry), key=entry["key"].decode())
+            bad = BadImage(message, path=reader.location_of(entry), key=entry["key"].decode())
             self.bad.add(bad, _DETAILS.sub("", message))
             return
         finally:
@@ -708,9 +708,9 @@ def _checked(one: PreparedSplit, least: int | None, runner: JobRunner) -> _Findi
 def check_images(job: ShardJob) -> _Findings:
     """Read one shard's images and columns, check the images' headers, and hash a sample."""
     found, places = _Findings(), counted_range(job.run, job.shard.number, len(job.entries))
-    with closing(places), found.problems.collected(), job.reader.open() as reader:
+    with closing(places), found.problems.collect(), job.reader.open() as reader:
         reader.expect(job.entries)
         for place in places:
-            with found.problems.collected():
+            with found.problems.collect():
                 found.check(job, reader, place)
     return found

@@ -70,7 +70,7 @@ from shardprep.formats.shards.manifest import (
 )
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS, usual_column
-from shardprep.formats.sources.source import OpeningReader, entry_dtype
+from shardprep.formats.sources.source import ResourceReader, entry_dtype
 from shardprep.formats.sources.tables import CellKind, Lines, TableForm, encoded_cell, row_at
 
 JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
@@ -85,7 +85,7 @@ class Origin:
 
     path: Path
     unit: str
-    opened: Callable[[], AbstractContextManager[Value]]
+    open: Callable[[], AbstractContextManager[Value]]
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ class JoinedColumn:
 
 
 @dataclass
-class JoinReader(OpeningReader[list[Value]]):
+class JoinReader(ResourceReader[list[Value]]):
     """Reader of the values to join, which are where the entry's ``places`` and ``lengths`` say."""
 
     columns: tuple[tuple[Field, Origin], ...]
 
     @contextmanager
-    def opening(self) -> Iterator[list[Value]]:
+    def open_resource(self) -> Iterator[list[Value]]:
         with ExitStack() as stack:
-            yield [stack.enter_context(origin.opened()) for _, origin in self.columns]
+            yield [stack.enter_context(origin.open()) for _, origin in self.columns]
 
     def read(self, entry: np.void) -> bytes:
         return b""
@@ -119,7 +119,7 @@ class JoinReader(OpeningReader[list[Value]]):
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         places = zip(entry["places"].tolist(), entry["lengths"].tolist(), strict=True)
         values = []
-        for (field, origin), value, (place, length) in zip(self.columns, self.opened, places, strict=True):
+        for (field, origin), value, (place, length) in zip(self.columns, self.resource, places, strict=True):
             try:
                 values.append(value(place, length))
                 field.codec.decode(values[-1])
@@ -128,7 +128,7 @@ class JoinReader(OpeningReader[list[Value]]):
                 raise SourceDamaged(error.message, path=where, key=entry["key"].decode()) from error
         return tuple(values)
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"record {entry['offset']}"
 
 

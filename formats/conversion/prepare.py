@@ -196,15 +196,15 @@ class PreparedSplit:
     def check_output(self, folders: Iterable[Path], options: ConvertOptions, problems: Problems) -> None:
         """Add to ``problems`` why the split cannot be written; ``folders`` are the source's."""
         if self.is_finished:
-            with problems.collected():
+            with problems.collect():
                 self.finished_manifest()
             return
-        with problems.collected():
+        with problems.collect():
             check_output(self.output, folders)
             if not options.restart:
                 refuse_other_plan(self.output, self.guard())
         if not options.allow_network_fs:
-            with problems.collected():
+            with problems.collect():
                 refuse_network(self.output, self.planned.options.container)
 
     def finished_manifest(self) -> Manifest:
@@ -331,15 +331,15 @@ class Conversion:
         there is no other way to know that they have not changed.
         """
         is_finished = (output / MANIFEST_NAME).exists()
-        known_by = None if is_finished or self.options.check_md5 else source.known_by(split)
-        if known_by is None:
+        cache_key = None if is_finished or self.options.check_md5 else source.cache_key(split)
+        if cache_key is None:
             return
         check_output(output, source.folders)
         if not self.options.allow_network_fs:
             refuse_network(output, self.plan_options.container)
         waits = partial(progress.note, f"another part is reading the headers of {split}; waiting for it")
         with WorkFolder(output, shared=True) as work_folder, work_folder.critical_section("listing", waits):
-            stored = StoredEntries(work_folder.folder, known_by)
+            stored = StoredEntries(work_folder.folder, cache_key)
             if stored.read() is None and not (listing := source.survey(split)).problems:
                 stored.write(listing.entries, work_folder.run)
 
@@ -351,10 +351,12 @@ class Conversion:
         outputs = self.outputs(source)
         listings, prepared = [], []
         for split, output in outputs.items():
-            with problems.collected():
+            with problems.collect():
                 entries, folder = None, output / WORK_FOLDER_NAME
-                if folder.is_dir() and not self.options.restart and (known_by := source.known_by(split)):
-                    entries = StoredEntries(folder, known_by).read()  # which a part of this conversion stored
+                if folder.is_dir() and not self.options.restart and (cache_key := source.cache_key(split)):
+                    entries = StoredEntries(
+                        folder, cache_key
+                    ).read()  # which a part of this conversion stored
                 listings.append(source.survey(split, entries))
         for found in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(found)
@@ -370,7 +372,7 @@ class Conversion:
                 problems.add(SourceIncomplete(message + advice))
             if not len(listing.entries) and (is_short or listing.problems):
                 continue  # the problems say why there are no images
-            with problems.collected():
+            with problems.collect():
                 if self.plan_options.container == IN_PLACE and listing.reader.archive is None:
                     raise UsageError(
                         f"the images of {listing.split} are not in an official tar, so they cannot stay "
@@ -386,7 +388,7 @@ class Conversion:
             _note_untrained(prepared, progress)
         for one in prepared:
             one.check_output(source.folders, self.options, problems)
-        with problems.collected():
+        with problems.collect():
             needed = {}
             for one in (each for each in prepared if not each.is_finished):
                 kept = len(one.shards) if self.kept_shards is None else self.kept_shards

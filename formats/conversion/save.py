@@ -582,7 +582,7 @@ class ItemReader(ByteReader):
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         return self.items[int(entry["mtime_ns"])].values
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
 
     def open(self) -> AbstractContextManager[ItemReader]:

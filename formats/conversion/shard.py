@@ -332,7 +332,7 @@ def shard_jobs(
             run=work_folder.run.absolute(),
             shard=shard,
             entries=entries,
-            reader=listing.reader.only(entries),
+            reader=listing.reader.restrict_to(entries),
             options=planned.options,
             plan=planned.work_digest,
             schema=listing.schema,
@@ -431,7 +431,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
                     raise BadImage(crash_reason(job.crashes[done]))
                 yield _sample(job, reader, entry)
             except (BadImage, BadValue) as error:
-                bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
+                bad = BadImage(error.message, path=reader.location_of(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
                     advice = "or add --on-bad-image skip to leave such images out and continue from here"
                     if is_other_file(reader, entry):

@@ -74,27 +74,27 @@ def recognise_coco(path: Path, split: str | None, options: SourceOptions) -> Coc
             raise UsageError("does not exist; give --coco relative to the source", path=instances)
         found = CocoSplit(instances.resolve(), _images_of(instances, path, alone=True) or path)
         return CocoFolder(path, {split or _split_of(instances): found}, options)
-    of_split: dict[str, CocoSplit] = {}
+    by_split: dict[str, CocoSplit] = {}
     files = sorted((path / ANNOTATIONS).glob(f"{PREFIX}*.json"))
     for instances in files:
         images = _images_of(instances, path, alone=len(files) == 1)
         if images is None:
             continue
-        if (name := _split_of(instances)) in of_split:
+        if (name := _split_of(instances)) in by_split:
             raise UsageError(f"is a second file of the split {name}; choose one with --coco", path=instances)
-        of_split[name] = CocoSplit(instances, images)
-    if not of_split:  # beside the images, as from Roboflow
+        by_split[name] = CocoSplit(instances, images)
+    if not by_split:  # beside the images, as from Roboflow
         folders = {name: path / folder for name, folder in split_folders(path).items()}
         beside = {name: CocoSplit(each / BESIDE, each) for name, each in folders.items()}
         if not any(one.instances.is_file() for one in beside.values()):
             beside = {split or "train": CocoSplit(path / BESIDE, path)}
-        of_split = {name: one for name, one in beside.items() if one.instances.is_file()}
-        if of_split and (without := beside.keys() - of_split.keys()):
+        by_split = {name: one for name, one in beside.items() if one.instances.is_file()}
+        if by_split and (without := beside.keys() - by_split.keys()):
             raise UsageError(
                 f"lacks {BESIDE}, which other splits have; add it, or move the folder away",
                 path=beside[min(without, key=SPLITS.index)].images,
             )
-    return CocoFolder(path, of_split, options) if of_split else None
+    return CocoFolder(path, by_split, options) if by_split else None
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class CocoFolder(Source):
     TAKES = ("coco",)
 
     root: Path
-    of_split: Mapping[str, CocoSplit]
+    by_split: Mapping[str, CocoSplit]
     source_options: SourceOptions
     _categories: dict[str, Mapping[int, str]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -119,15 +119,15 @@ class CocoFolder(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(one.images.resolve() for one in self.of_split.values())
+        return tuple(one.images.resolve() for one in self.by_split.values())
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
-        one, options = self.of_split[split], self.source_options
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
+        one, options = self.by_split[split], self.source_options
         found = CocoInstances(one, follow_symlinks=options.follow_symlinks)
         for other, categories in self._categories.items():
             if categories != found.categories:
                 raise LabelConflict(
-                    f"has different categories from {self.of_split[other].instances.name} of {other}, so a "
+                    f"has different categories from {self.by_split[other].instances.name} of {other}, so a "
                     "number would mean another class; give all files the same categories",
                     path=one.instances,
                 )
@@ -215,7 +215,7 @@ class CocoInstances:
             text = JsonText(file)
             with self._at(text):
                 for part, offset, value in objects_in(text):
-                    with self.problems.collected(part), self._at(text):
+                    with self.problems.collect(part), self._at(text):
                         self._add(part, value, offset, text.offset - offset)
             self.identity = file.identity
         annotations = self._annotations.finish()
@@ -306,7 +306,7 @@ class CocoReader(ImagesAndFile):
     image_of: npt.NDArray[np.int64]
     annotations: npt.NDArray[np.int64]
 
-    def only(self, entries: Entries) -> CocoReader:
+    def restrict_to(self, entries: Entries) -> CocoReader:
         wanted = np.isin(self.image_of, entries["offset"])
         return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
 
@@ -321,7 +321,7 @@ class CocoReader(ImagesAndFile):
         return image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        file, offset = self.opened[1], int(entry["offset"])
+        file, offset = self.resource[1], int(entry["offset"])
         first, last = np.searchsorted(self.image_of, [offset, offset + 1])
         sides = (int(entry["width"]), int(entry["height"]))
         with errors_as_damage(self.path, "start again", place=lambda: f"the image at byte {offset}: "):

@@ -42,7 +42,7 @@ from shardprep.formats.sources.source import (
     Source,
     SourceOptions,
     split_folders,
-    split_in,
+    split_from_name,
 )
 from shardprep.formats.sources.tables import CSV_SUFFIXES, JSON_SUFFIXES
 from shardprep.formats.sources.tar import (
@@ -77,7 +77,7 @@ class Ilsvrc(Source):
     come from. With ``check_md5``, listing a split reads its whole archive.
     """
 
-    of_split: Mapping[str, PackedImages | FolderImages]
+    by_split: Mapping[str, PackedImages | FolderImages]
     beside: Path | None = None
     check_md5: bool = False
     url: str = ""
@@ -92,14 +92,14 @@ class Ilsvrc(Source):
         """The label space of all splits."""
         if self.annotation_files.space is not None:
             return self.annotation_files.space
-        packed = [each for each in self.of_split.values() if isinstance(each, PackedImages)]
+        packed = [each for each in self.by_split.values() if isinstance(each, PackedImages)]
         # folders of other classes beside archives would change the labels of the archives' images
-        names = {name for each in packed or self.of_split.values() for name in each.classes}
+        names = {name for each in packed or self.by_split.values() for name in each.classes}
         return LabelSpace.of(official_words() if packed and names <= official_words().keys() else names)
 
     @property
     def description(self) -> str:
-        layouts = {split: self.of_split[split].layout for split in self.splits}
+        layouts = {split: self.by_split[split].layout for split in self.splits}
         found = ", ".join(f"{split} of {layout}" for split, layout in layouts.items())
         if len({*layouts.values()}) == 1:
             found = f"{layouts[self.splits[0]]}: {', '.join(layouts)}"
@@ -107,12 +107,12 @@ class Ilsvrc(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        found = (each.folders for each in self.of_split.values() if isinstance(each, FolderImages))
+        found = (each.folders for each in self.by_split.values() if isinstance(each, FolderImages))
         return tuple(dict.fromkeys(folder for folders in found for folder in folders))
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
-        images = self.of_split[split]
-        found = images.listed(self, split, known)
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
+        images = self.by_split[split]
+        found = images.list_split(self, split, known_entries)
         if split == "val":
             first = found.entries["label"][found.entries["key"] == FIRST_VAL.encode()].tolist()
             check_first_label(self.labels, len(found.entries), first[0] if first else None, "the source")
@@ -130,8 +130,8 @@ class Ilsvrc(Source):
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
         )
 
-    def known_by(self, split: str) -> Mapping[str, Any] | None:
-        images = self.of_split[split]
+    def cache_key(self, split: str) -> Mapping[str, Any] | None:
+        images = self.by_split[split]
         if not isinstance(images, PackedImages):
             return None
         truth = self.truth_of_flat().labels_by_file if split == "val" else {}
@@ -146,7 +146,7 @@ class Ilsvrc(Source):
 
     def expected(self, split: str) -> int | None:
         """Return the official or annotated number of images; None if unknown."""
-        images = self.of_split[split]
+        images = self.by_split[split]
         is_flat = isinstance(images, PackedImages) and not images.classes  # whose classes are in the devkit
         if self.labels.is_official or (is_flat and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
@@ -236,8 +236,8 @@ def recognise_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     with ArchiveFile(path) as archive:
         first = next(walk_tar(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
-    of_split = {split: PackedImages(path, split) for split in splits}
-    return Ilsvrc(of_split=of_split, beside=path.parent, check_md5=check_md5) if of_split else None
+    by_split = {split: PackedImages(path, split) for split in splits}
+    return Ilsvrc(by_split=by_split, beside=path.parent, check_md5=check_md5) if by_split else None
 
 
 def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
@@ -248,8 +248,8 @@ def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     """
     wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
     files = find_remote_files(place, wanted)
-    of_split = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
-    if not of_split:
+    by_split = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
+    if not by_split:
         raise UsageError(
             f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "
             "these are read from a URL, which must be that of their folder",
@@ -258,7 +258,7 @@ def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     copied = CopiedFiles(
         file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
     )
-    return Ilsvrc(of_split=of_split, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
+    return Ilsvrc(by_split=by_split, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
 
 
 @dataclass(frozen=True)
@@ -276,13 +276,13 @@ class PackedImages:
         with open_archive(self.path) as archive:
             return [wnid for wnid, _ in _members(archive, "train")]
 
-    def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
+    def list_split(self, source: Ilsvrc, split: str, known_entries: Entries | None) -> Listing:
         problems = Problems()
         with (
             open_archive(self.path) as archive,
             source.progress.task(f"list {split}", records=0, size=archive.end),
         ):
-            entries = self._entries(archive, source, problems) if known is None else known
+            entries = self._entries(archive, source, problems) if known_entries is None else known_entries
             source.progress.at(0, archive.end)
         return Listing(
             split,
@@ -291,7 +291,7 @@ class PackedImages:
             source.labels,
             TarReader(self.path, archive.identity if isinstance(archive, ArchiveFile) else None),
             problems=problems,
-            kept_by=source.known_by(split) if source.url else None,
+            cache_key=source.cache_key(split) if source.url else None,
         )
 
     def _entries(self, archive: OpenArchive, source: Ilsvrc, problems: Problems) -> Entries:
@@ -372,8 +372,8 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
                 f"if it is a class, or give {images.top} with --split {split}",
                 path=path,
             )
-    of_split: dict[str, PackedImages | FolderImages] = {**folders, **kaggle, **packed}
-    return Ilsvrc(of_split=of_split, beside=beside, check_md5=check_md5) if of_split else None
+    by_split: dict[str, PackedImages | FolderImages] = {**folders, **kaggle, **packed}
+    return Ilsvrc(by_split=by_split, beside=beside, check_md5=check_md5) if by_split else None
 
 
 def _split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
@@ -397,10 +397,10 @@ def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> I
     names = walk.folders()
     walk.problems.raise_all()
     refuse_unpaired(path, names)
-    of_split = {name: found for name in names if (found := split_in(name))}
-    if len({*of_split.values()}) > 1 and 2 * len(of_split) >= len(names):
+    by_split = {name: found for name in names if (found := split_from_name(name))}
+    if len({*by_split.values()}) > 1 and 2 * len(by_split) >= len(names):
         raise UsageError(
-            f"holds {' and '.join(of_split)}, which are splits by their names, not classes; rename them to train, val "
+            f"holds {' and '.join(by_split)}, which are splits by their names, not classes; rename them to train, val "
             "and test, or convert each by itself with --split, and --coco FILE for COCO's annotations",
             path=path,
         )
@@ -418,7 +418,7 @@ def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> I
             path=path,
         )
     images = FolderImages("class-folders", path, "", options)
-    return Ilsvrc(of_split={split: images}) if names else None
+    return Ilsvrc(by_split={split: images}) if names else None
 
 
 _NO_CLASS = (
@@ -463,10 +463,10 @@ class FolderImages:
             raise UsageError(_NO_CLASS, path=self.top / names[0])
         return names
 
-    def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
+    def list_split(self, source: Ilsvrc, split: str, known_entries: Entries | None) -> Listing:
         place, classes, problems = self.place, self.classes, Problems()
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
-        used = [each.top for each in source.of_split.values() if isinstance(each, FolderImages)]
+        used = [each.top for each in source.by_split.values() if isinstance(each, FolderImages)]
         table = EntryTable(self.root, problems)
         notes = (*other_folders_note(self.root, used), *self._doubts(source, split))
         if classes or split == "train":
@@ -478,7 +478,7 @@ class FolderImages:
         if split == "val":
             truth = source.truth if classes else source.truth_of_flat()
         for name in classes or ([] if split == "train" else [""]):
-            here, known_cases = f"{place}/{name}".strip("/"), problems.cases
+            here, known_cases = f"{place}/{name}".strip("/"), problems.case_count
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(source.labels):,} classes; rename it, or move it away"
@@ -489,7 +489,7 @@ class FolderImages:
                 if self.options.skip_non_images and walk.skip_non_image(file, here):
                     continue
                 is_empty = False
-                with problems.collected("label"):
+                with problems.collect("label"):
                     path, file_name = f"{name}/{file.path}".lstrip("/"), file.path.rpartition("/")[2]
                     stem = file_name.rpartition(".")[0] or file_name
                     table.append(
@@ -498,7 +498,7 @@ class FolderImages:
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and problems.cases == known_cases and source.expected(split) is None:
+            if name and is_empty and problems.case_count == known_cases and source.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         return Listing(

@@ -250,13 +250,13 @@ def official_key(stem: str) -> str | None:
 
 
 class StoredEntries:
-    """The entries of a split, stored in a folder under a hash of :meth:`.source.Source.known_by`.
+    """The entries of a split, stored in a folder under a hash of :meth:`.source.Source.cache_key`.
 
     A changed source therefore has another file.
     """
 
-    def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
-        digest = sha256_of(dict(known_by)).removeprefix("sha256:")
+    def __init__(self, folder: Path, cache_key: Mapping[str, Any]) -> None:
+        digest = sha256_of(dict(cache_key)).removeprefix("sha256:")
         self._path = folder / f"entries-{digest[:32]}"
 
     def read(self) -> Entries | None:

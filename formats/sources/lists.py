@@ -35,8 +35,8 @@ from shardprep.formats.sources.source import (
     Source,
     SourceOptions,
     split_folders,
-    split_in,
-    split_of,
+    split_from_cell,
+    split_from_name,
 )
 from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
@@ -136,7 +136,7 @@ class ListedSource(Source):
     def found(self) -> ListedImages:
         return ListedImages(self)
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         found, follow = self.found, self.source_options.follow_symlinks
         one = found.images[split]
         table = one.table
@@ -225,7 +225,7 @@ class ListedImages:
                     if isinstance(row, TableRow):
                         self._add(table, row)
                         continue
-                    with self.problems.collected("row"), self._at(path, lambda: lines.number):
+                    with self.problems.collect("row"), self._at(path, lambda: lines.number):
                         raise row
         return table
 
@@ -237,11 +237,11 @@ class ListedImages:
         table.names.update(dict.fromkeys(row.cells))  # JSON objects may have more
         place = file = label = None
         is_list = self._source.is_list
-        with self.problems.collected("path"), self._at(table.file.path, lambda: row.line):
+        with self.problems.collect("path"), self._at(table.file.path, lambda: row.line):
             split, place, path = self._source.place_of(table, row)
         if place is None:
             return
-        with self.problems.collected(), self._at(table.file.path, lambda: row.line):
+        with self.problems.collect(), self._at(table.file.path, lambda: row.line):
             file = self._walk.find(place)
             if file is None and not place.lower().endswith(IMAGE_SUFFIXES):
                 found = list(filter(None, (self._walk.find(place + suffix) for suffix in IMAGE_SUFFIXES)))
@@ -253,7 +253,7 @@ class ListedImages:
                 self.problems.add(SourceIncomplete(missing, path=table.file.path), "missing")
         if file is None and not is_list:
             return
-        with self.problems.collected("label"), self._at(table.file.path, lambda: row.line):
+        with self.problems.collect("label"), self._at(table.file.path, lambda: row.line):
             if not table.labels:
                 label = self.classes.of_folder(path) if table.labels is None else UNLABELLED
             else:
@@ -263,7 +263,7 @@ class ListedImages:
                     raise ValueError("has no label")
                 label = self.classes.of_text("" if name == "-1" and not is_list else name)
         if self.kinds:
-            with self.problems.collected("row"), self._at(table.file.path, lambda: row.line):
+            with self.problems.collect("row"), self._at(table.file.path, lambda: row.line):
                 for header, kind in self.kinds.items():
                     kind.add(row.cells[header])
         if label is None:
@@ -296,7 +296,7 @@ class RowReader(ImagesAndFile):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         length, offset = int(entry["row_length"]), int(entry["offset"])
-        row = row_at(self.opened[1], length, offset, self.form.cells)
+        row = row_at(self.resource[1], length, offset, self.form.cells)
         typed = not self.form.delimiter
         try:
             return tuple(encoded_cell(field, row[name], typed=typed) for name, field in self.fields.items())
@@ -318,7 +318,7 @@ def recognise_list(path: Path, split: str | None, options: SourceOptions) -> Lab
     root = (path.parent if options.root is None else user_path(options.root)).resolve()
     if not root.is_dir():
         raise UsageError("is not a folder", path=root)
-    split = split or split_in(path.name) or "train"
+    split = split or split_from_name(path.name) or "train"
     return LabelledList(root, options, {split: ""}, {split: path})
 
 
@@ -374,7 +374,7 @@ class LabelledList(ListedSource):
             raise ValueError(f"has no text under {table.paths!r}")
         if table.splits is not None:
             cell = row.cells[table.splits]
-            named = split_of(cell)
+            named = split_from_cell(cell)
             if named is None:
                 raise ValueError(
                     f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (splits are "
@@ -422,21 +422,21 @@ def recognise_metadata(path: Path, split: str | None, options: SourceOptions) ->
     if only some split folders have one.
     """
     places = split_folders(path)
-    of_split = {name: table for name, folder in places.items() if (table := _table_in(path / folder))}
+    by_split = {name: table for name, folder in places.items() if (table := _table_in(path / folder))}
     whole = _table_in(path)
-    if whole and of_split:
+    if whole and by_split:
         raise UsageError(
             "has a table, and so has the folder of a split; keep one table for each image", path=whole
         )
-    if not whole and not of_split:
+    if not whole and not by_split:
         return None
     if whole:
         places = places or {split or "train": ""}
-        of_split = dict.fromkeys(places, whole)
+        by_split = dict.fromkeys(places, whole)
     for name, folder in places.items():
-        if name not in of_split:
+        if name not in by_split:
             raise UsageError(f"lacks a table, which other splits have; add {TABLES[0]}", path=path / folder)
-    return MetadataFolder(path, options, places, of_split)
+    return MetadataFolder(path, options, places, by_split)
 
 
 def _table_in(folder: Path) -> Path | None:
@@ -483,7 +483,7 @@ class MetadataFolder(ListedSource):
             return None
         with suppress(ValueError):  # reported when the rows are read
             rows = form.rows(Lines(file))
-            if all(isinstance(row, ValueError) or split_of(row.cells[name]) for row in rows):
+            if all(isinstance(row, ValueError) or split_from_cell(row.cells[name]) for row in rows):
                 return name
         return None
 
@@ -495,7 +495,7 @@ class MetadataFolder(ListedSource):
         place = place_below(f"{beside}/{given}", [self.root])
         splits = {self.places[split]: split for split, path in self.tables.items() if path == table.file.path}
         folder, _, path = ("", "", place) if "" in splits else place.partition("/")
-        split = splits.get(folder) if table.splits is None else split_of(row.cells[table.splits])
+        split = splits.get(folder) if table.splits is None else split_from_cell(row.cells[table.splits])
         if split is None or not path:
             raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
         return split, place, path

@@ -26,8 +26,8 @@ from shardprep.formats.sources.source import (
     ByteReader,
     Entries,
     Listing,
-    OpeningReader,
     Problems,
+    ResourceReader,
     Source,
     SourceOptions,
     split_folders,
@@ -125,10 +125,10 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
     partners = {}
     for name, _, given in options.pair_choices:
         whole = path / user_path(given)
-        of_split = split_folders(whole).get(split, split) if split and whole.is_dir() else split
-        places = [path / outer.get(split, split) / given, whole / of_split]
+        by_split = split_folders(whole).get(split, split) if split and whole.is_dir() else split
+        places = [path / outer.get(split, split) / given, whole / by_split]
         if user_path(given).is_absolute():
-            places = [whole / of_split, whole]
+            places = [whole / by_split, whole]
         there = next((place for place in places if place.is_dir()), None)
         if there is None:
             tried = " or ".join(dict.fromkeys(map(str, places)))
@@ -146,23 +146,23 @@ class PairedFolders(Source):
     TAKES = ("pairs",)
 
     root: Path
-    of_split: Mapping[str, PairedSplit]
+    by_split: Mapping[str, PairedSplit]
     source_options: SourceOptions
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        every = ((one.images, *one.partners.values()) for one in self.of_split.values())
+        every = ((one.images, *one.partners.values()) for one in self.by_split.values())
         return tuple(folder.resolve() for folders in every for folder in folders)
 
     @property
     def description(self) -> str:
         return f"{super().description}, with {', '.join(self.source_options.pairs)}"
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
-        labels, problems, of_split = self._found
-        folders, follow = self.of_split[split], self.source_options.follow_symlinks
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
+        labels, problems, by_split = self._found
+        folders, follow = self.by_split[split], self.source_options.follow_symlinks
         tops = dict.fromkeys(top for top in (self.root, folders.images.parent) if top != self.root.parent)
-        entries, ignored = of_split[split]
+        entries, ignored = by_split[split]
         readers = [TreeReader(folders.images, follow, IMAGE_COLUMNS)]
         for number, folder in enumerate(folders.partners.values()):
             readers.append(TreeReader(folder, follow, pair_columns(number)))
@@ -183,13 +183,13 @@ class PairedFolders(Source):
     def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
         """The classes, the problems, and each split's entries and counts of ignored files."""
         problems, classes, found = Problems(), Classes(), {}
-        for split, folders in self.of_split.items():
+        for split, folders in self.by_split.items():
             walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
             found[split] = _paired(folders, walk, classes), walk.ignored
         labels, label_of = classes.numbered()
         for entries, _ in found.values():
             entries["label"] = label_of[entries["label"]]
-        parents = {one.images.parent: split for split, one in reversed([*self.of_split.items()])}
+        parents = {one.images.parent: split for split, one in reversed([*self.by_split.items()])}
         for parent, split in parents.items():
             if parent != self.root.parent:
                 names = (each.name.lower() for each in parent.iterdir() if each.is_file())
@@ -255,27 +255,27 @@ def pair_columns(number: int) -> tuple[str, str, str]:
 
 
 @dataclass
-class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
+class PairedReader(ResourceReader[tuple[ByteReader, ...]]):
     """Reader of images below the first of the ``folders``, and of their partners in the others."""
 
     folders: tuple[TreeReader, ...]
 
     @contextmanager
-    def opening(self) -> Iterator[tuple[ByteReader, ...]]:
+    def open_resource(self) -> Iterator[tuple[ByteReader, ...]]:
         with ExitStack() as stack:
             yield tuple(stack.enter_context(one.open()) for one in self.folders)
 
     def read(self, entry: np.void) -> bytes:
-        return self.opened[0].read(entry)
+        return self.resource[0].read(entry)
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         images = []
-        for partner in self.opened[1:]:
+        for partner in self.resource[1:]:
             try:
                 images.append(CODECS["image"].encode(partner.read(entry)))
             except BadValue as error:
-                raise BadValue(f"{partner.where(entry)}: {error.message}") from error
+                raise BadValue(f"{partner.location_of(entry)}: {error.message}") from error
         return tuple(images)
 
-    def where(self, entry: np.void) -> str:
-        return self.folders[0].where(entry)
+    def location_of(self, entry: np.void) -> str:
+        return self.folders[0].location_of(entry)

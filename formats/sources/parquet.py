@@ -80,7 +80,7 @@ def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
             raise
 
 
-def opened(archive: ArchiveFile) -> Any:
+def open_parquet(archive: ArchiveFile) -> Any:
     """Open a ``ParquetFile`` and read its metadata. Raises SourceDamaged, MissingExtra."""
     parquet = arrow(archive.path).parquet
     with arrow_reads(archive.path):
@@ -104,7 +104,7 @@ class RowGroups(Owner):
 
     def __init__(self, archive: ArchiveFile) -> None:
         self._path = archive.path
-        self._file = opened(archive)
+        self._file = open_parquet(archive)
         metadata = self._file.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self.starts = tuple(accumulate((group.num_rows for group in groups), initial=0))
@@ -314,13 +314,13 @@ class RowReader(FilesReader):
         with arrow_reads(archive.path):
             return context.enter_context(closing(RowGroups(archive)))
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"{self.path_of(entry)}, row {entry['offset']}"
 
     def read(self, entry: np.void) -> bytes:
         if not self.layout.image:
             return b""
-        with arrow_reads(self.where(entry), key=entry["key"].decode()):
+        with arrow_reads(self.location_of(entry), key=entry["key"].decode()):
             group, row = self.record(entry)
             found = group[self.layout.image][row].as_py()
             is_null = not any(found.values()) if isinstance(found, dict) else found is None
@@ -335,7 +335,7 @@ class RowReader(FilesReader):
         return self.record_in(self.file_of(entry), entry)
 
     def record_in(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
-        kept, number = self.opened.kept, int(entry["offset"])
+        kept, number = self.resource.kept, int(entry["offset"])
         group = bisect_right(file.starts, number) - 1
         place = (entry["path"].item(), group)
         if place not in kept:
@@ -395,7 +395,7 @@ class RowContents(RecordContents):
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
-            with self.problems.collected("row"), errors_as_damage(place, "write the file again"):
+            with self.problems.collect("row"), errors_as_damage(place, "write the file again"):
                 if not has_bytes and image:
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
@@ -418,10 +418,10 @@ class ParquetRows(RecordSource):
     def contents(self, split: str, classes: Classes) -> RowContents:
         contents = RowContents(self, classes)
         schema, nullable = self._schema(split, contents.problems)
-        path = self.files.top / self.files.of_split[split][0]
+        path = self.files.top / self.files.by_split[split][0]
         if not contents.problems:
             with (
-                contents.problems.collected(),
+                contents.problems.collect(),
                 naming_source(path),
                 ArchiveFile(path) as archive,
                 arrow_reads(path),
@@ -436,9 +436,9 @@ class ParquetRows(RecordSource):
         """Return the schema of a split's files, and the columns with nulls; unreadable files are problems."""
         schema, first, nullable = None, "", set[str]()
         with WorkerPool(1) as pool:  # damaged metadata makes pyarrow abort the process
-            for name in self.files.of_split[split]:
+            for name in self.files.by_split[split]:
                 path = self.files.top / name
-                with problems.collected():
+                with problems.collect():
                     try:
                         found, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _schema_and_nulls, path)
                     except ChildDied as error:
@@ -455,7 +455,7 @@ class ParquetRows(RecordSource):
 
 def _schema_and_nulls(path: Path) -> tuple[Any, set[str]]:
     """Return the schema, and the columns with nulls."""
-    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+    with ArchiveFile(path) as archive, arrow_reads(path), open_parquet(archive) as file:
         file.metadata.to_dict()  # read all that is used later
         nulls = set()
         for group in range(file.metadata.num_row_groups):

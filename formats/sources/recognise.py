@@ -41,7 +41,7 @@ from shardprep.formats.sources.source import (
     Archive,
     Entries,
     Listing,
-    OpeningReader,
+    ResourceReader,
     Source,
     SourceOptions,
     boxes_by_key,
@@ -68,15 +68,15 @@ def recognise_dataset(path: Path) -> ConvertedDataset | None:
 
 @dataclass(frozen=True)
 class ConvertedDataset(Source):
-    """A converted dataset; ``of_split`` has the folder and manifest of each split."""
+    """A converted dataset; ``by_split`` has the folder and manifest of each split."""
 
     LAYOUT = "dataset"
 
-    of_split: Mapping[str, tuple[Path, Manifest]]
+    by_split: Mapping[str, tuple[Path, Manifest]]
 
     @property
     def description(self) -> str:
-        manifests = [manifest for _, manifest in self.of_split.values()]
+        manifests = [manifest for _, manifest in self.by_split.values()]
         counts = (f"{manifest.split} of {manifest.records:,}" for manifest in manifests)
         things = "images" if all(manifest.has_images for manifest in manifests) else "records"
         names = ", ".join(dict.fromkeys(name for manifest in manifests for name in manifest.schema.names))
@@ -84,10 +84,10 @@ class ConvertedDataset(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(folder.resolve() for folder, _ in self.of_split.values())
+        return tuple(folder.resolve() for folder, _ in self.by_split.values())
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
-        folder, manifest = self.of_split[split]
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
+        folder, manifest = self.by_split[split]
         index = checked_index(folder, manifest)
         entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
         for column in ("key", "label", "length"):
@@ -109,29 +109,29 @@ class ConvertedDataset(Source):
         )
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        folder, manifest = self.of_split[split]
+        folder, manifest = self.by_split[split]
         rows = checked_boxes(folder, manifest)
         return None if rows is None else boxes_by_key(rows, checked_index(folder, manifest)["key"], labels)
 
 
 @dataclass
-class RecordReader(OpeningReader[Dataset]):
+class RecordReader(ResourceReader[Dataset]):
     """Reader of a dataset's checked images and columns; an entry's offset is its record number."""
 
     folder: Path
     root: str
 
-    def opening(self) -> AbstractContextManager[Dataset]:
+    def open_resource(self) -> AbstractContextManager[Dataset]:
         return closing(open_unreplaced(self.folder, self.root))
 
     def read(self, entry: np.void) -> bytes:
-        return self.opened[int(entry["offset"])].image
+        return self.resource[int(entry["offset"])].image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        dataset, number = self.opened, int(entry["offset"])
+        dataset, number = self.resource, int(entry["offset"])
         return tuple(dataset.columns.data(name, dataset.place(number)) for name in dataset.schema.names)
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"{self.folder}, record {int(entry['offset'])}"
 
 
@@ -170,7 +170,7 @@ class HeldOutVal(Source):
     def folders(self) -> tuple[Path, ...]:
         return self.source.folders
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         whole = self._whole
         entries = whole.entries[self._is_val == (split == "val")]
         missing = 0 if whole.expected is None else whole.expected - len(whole.entries)
@@ -181,7 +181,7 @@ class HeldOutVal(Source):
             expected=len(entries) + missing if missing else None,
             ignored=whole.ignored if split == "train" else {},
             options={**whole.options, "val_fraction": self.fraction},
-            kept_by=None,
+            cache_key=None,
         )
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:

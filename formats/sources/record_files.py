@@ -30,13 +30,13 @@ from shardprep.formats.sources.source import (
     ByteReader,
     Entries,
     Listing,
-    OpeningReader,
     Problems,
+    ResourceReader,
     Source,
     SourceOptions,
     entry_dtype,
     split_folders,
-    split_in,
+    split_from_name,
 )
 from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import NOT_UTF8, FolderWalk, holds_images, wrap_mtime
@@ -140,7 +140,7 @@ class OpenFiles:
 
 
 @dataclass
-class FilesReader(OpeningReader[OpenFiles]):
+class FilesReader(ResourceReader[OpenFiles]):
     """Reader of records in files below ``top``, which must be unchanged since they were listed."""
 
     top: Path
@@ -148,7 +148,7 @@ class FilesReader(OpeningReader[OpenFiles]):
     layout: Any
 
     @contextmanager
-    def opening(self) -> Iterator[OpenFiles]:
+    def open_resource(self) -> Iterator[OpenFiles]:
         opened = OpenFiles()
         with ExitStack() as every:  # all are closed, also if one of them has changed
             try:
@@ -171,7 +171,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         record, values, name = self.record(entry), [], ""
-        place, key = self.where(entry), entry["key"].decode()
+        place, key = self.location_of(entry), entry["key"].decode()
         try:
             with errors_as_damage(place, ADVICE, key=key, place=lambda: f"the column {name}: "):
                 for column in self.schema:
@@ -183,7 +183,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     def record(self, entry: np.void) -> Any:
         """Return the entry's record, which is cached until another one is read."""
-        file, kept = self.file_of(entry), self.opened.kept
+        file, kept = self.file_of(entry), self.resource.kept
         place = (entry["path"].item(), int(entry["offset"]))
         if place not in kept:
             record = self.record_in(file, entry)
@@ -191,7 +191,7 @@ class FilesReader(OpeningReader[OpenFiles]):
             kept[place] = record
         return kept[place]
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"{self.path_of(entry)}, byte {entry['offset']}"
 
     def path_of(self, entry: np.void) -> Path:
@@ -199,7 +199,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     def file_of(self, entry: np.void) -> Any:
         """Return the entry's open file. Raises SourceDamaged if it has changed, OSError."""
-        files, path = self.opened.files, entry["path"].item()
+        files, path = self.resource.files, entry["path"].item()
         if path not in files:
             with ExitStack() as context:
                 archive = context.enter_context(ArchiveFile(self.path_of(entry)))
@@ -214,7 +214,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     def changed(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that has changed since it was listed."""
-        return SourceDamaged(CHANGED, path=self.where(entry), key=entry["key"].decode())
+        return SourceDamaged(CHANGED, path=self.location_of(entry), key=entry["key"].decode())
 
 
 OTHER_FILES = "other files"
@@ -227,18 +227,18 @@ class SplitFiles:
     """The files of each split, sorted and relative to ``top``; ``ignored`` counts other files."""
 
     top: Path
-    of_split: Mapping[str, tuple[str, ...]]
+    by_split: Mapping[str, tuple[str, ...]]
     ignored: Mapping[str, int] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
 
     @property
     def stems(self) -> set[str]:
-        return {name.rpartition(".")[0] for names in self.of_split.values() for name in names}
+        return {name.rpartition(".")[0] for names in self.by_split.values() for name in names}
 
     def missing(self, split: str) -> str:
         """Return a phrase on missing files, from names like ``train-00003-of-01024``; empty for none."""
         series: dict[tuple[str, ...], set[int]] = {}
-        for match in filter(None, map(_OF.fullmatch, self.of_split[split])):
+        for match in filter(None, map(_OF.fullmatch, self.by_split[split])):
             series.setdefault((match[1], match[3] + match[4]), set()).add(int(match[2]))
         for (before, of), numbers in sorted(series.items()):
             count = int(of.removeprefix("-of-"))
@@ -260,7 +260,7 @@ def split_files(
     if not path.is_dir():
         if not names.fullmatch(path.name):
             return None
-        return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
+        return SplitFiles(path.parent, {split or split_from_name(path.name) or "train": (path.name,)})
     walk = FolderWalk(path, follow_symlinks)
 
     def matching(place: str) -> list[str]:
@@ -272,8 +272,8 @@ def split_files(
 
     for place in ("", _DATA):
         if (path / place).is_dir() and (found := _of_split(path / place, place, matching, split)):
-            of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
-            return SplitFiles(path, of_split, walk.ignored, walk.problems)
+            by_split = {one: tuple(found[one]) for one in SPLITS if one in found}
+            return SplitFiles(path, by_split, walk.ignored, walk.problems)
     folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
     beside = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
     if any(names.fullmatch(one.name) and (one.is_symlink() or not is_text(one.name)) for one in beside):
@@ -294,7 +294,7 @@ def _of_split(
     if files and any(holds_images(each, 1) for each in _folders_in(folder)):
         return {}  # class folders, and files beside them
     for file in files:
-        found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
+        found.setdefault(split_from_name(file.rpartition("/")[2]) or "", []).append(file)
     without = found.pop("", [])
     if without and found:
         one = next(iter(found.values()))[0]
@@ -325,7 +325,7 @@ class RecordSource(Source):
     layout: Any = None
 
     def __post_init__(self) -> None:
-        first = next(iter(self.files.of_split.values()))[0]
+        first = next(iter(self.files.by_split.values()))[0]
         if not is_text(first):  # a single file; others are listed by a walk
             raise SourceDamaged(NOT_UTF8, path=self.files.top / first)
 
@@ -334,21 +334,21 @@ class RecordSource(Source):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(self.files.of_split)
+        return tuple(self.files.by_split)
 
     @property
     def description(self) -> str:
         counts = (
-            f"{split} in {count_of(len(names), 'file')}" for split, names in self.files.of_split.items()
+            f"{split} in {count_of(len(names), 'file')}" for split, names in self.files.by_split.items()
         )
         return f"{self.LAYOUT}: {', '.join(counts)}"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        places = (Path(name).parent for names in self.files.of_split.values() for name in names)
+        places = (Path(name).parent for names in self.files.by_split.values() for name in names)
         return tuple(dict.fromkeys((self.files.top / place).resolve() for place in places if place.name))
 
-    def listed(self, split: str, known: Entries | None) -> Listing:
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         found = self.scanned[split]
         return Listing(
             split,
@@ -356,7 +356,7 @@ class RecordSource(Source):
             found.entries,
             found.classes.numbered()[0],
             found.reader(),
-            archives=tuple(describe_archive(self.files.top / name) for name in self.files.of_split[split]),
+            archives=tuple(describe_archive(self.files.top / name) for name in self.files.by_split[split]),
             expected=found.expected,
             shortfall=self.files.missing(split) or found.shortfall,
             problems=found.problems,
@@ -370,7 +370,7 @@ class RecordSource(Source):
     @cached_property
     def scanned(self) -> dict[str, RecordContents]:
         classes, found = Classes(), dict[str, RecordContents]()
-        for split, names in self.files.of_split.items():
+        for split, names in self.files.by_split.items():
             paths = [self.files.top / name for name in names]
             size = sum(path.stat().st_size for path in paths if path.is_file())
             with self.progress.task(f"list {split}", records=0, size=size):
@@ -437,7 +437,7 @@ class RecordContents(ABC):
         """Read all files; unreadable ones are problems."""
         done = 0
         for name in names:
-            with self.problems.collected(), ArchiveFile(self.top / name) as file:
+            with self.problems.collect(), ArchiveFile(self.top / name) as file:
                 self._place = name.encode(), wrap_mtime(file.identity.mtime_ns)
                 file.expect_random_reads()
                 self.read(file)
@@ -484,10 +484,10 @@ class RecordContents(ABC):
             return entries
         for entry in entries[entries["key"] == b""]:
             no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"
-            self.problems.add(SourceDamaged(no_key, path=self.reader().where(entry)), "no key")
+            self.problems.add(SourceDamaged(no_key, path=self.reader().location_of(entry)), "no key")
         if named := [*filter(None, repeated)]:
             both = entries[np.flatnonzero(entries["key"] == named[0])[:2]]
-            first, second = (self.reader().where(entry) for entry in both)
+            first, second = (self.reader().location_of(entry) for entry in both)
             twice = f"begins here and again at {first}; a sample must be contiguous"
             error = SourceDamaged(twice, path=second, key=named[0].decode())
             self.problems.add(error, "twice", len(named))

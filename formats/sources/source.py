@@ -37,7 +37,7 @@ SPLIT_COLUMN = "split"
 _WORD = re.compile(r"[a-z]+")
 
 
-def split_of(cell: object) -> str | None:
+def split_from_cell(cell: object) -> str | None:
     """Return the split that a table cell names; None for any other value."""
     return SPLIT_NAMES.get(cell.strip().lower()) if isinstance(cell, str) else None
 
@@ -59,7 +59,7 @@ def split_folders(path: Path) -> dict[str, str]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def split_in(name: str) -> str | None:
+def split_from_name(name: str) -> str | None:
     """Return the only split that occurs as a word in a file name; None without exactly one."""
     words = {SPLIT_NAMES[word] for word in _WORD.findall(name.lower()) if word in SPLIT_NAMES}
     return words.pop() if len(words) == 1 else None
@@ -73,7 +73,7 @@ class Problem:
     count: int = 1
 
     def __str__(self) -> str:
-        return f"{self._text}{self._of_how_many}"
+        return f"{self._text}{self._count_note}"
 
     @property
     def _text(self) -> str:
@@ -90,15 +90,15 @@ class Problem:
         return {"count": self.count, "first": self._text, "exit_code": self.exit_code}
 
     @property
-    def _of_how_many(self) -> str:
+    def _count_note(self) -> str:
         return f" (the first of {self.count:,})" if self.count > 1 else ""
 
-    def error(self, others: str) -> ShardprepError | OSError:
-        """Return the first error with the number of cases and ``others`` at the end of its message."""
+    def error(self, suffix: str) -> ShardprepError | OSError:
+        """Return the first error with the number of cases and ``suffix`` at the end of its message."""
         if not isinstance(self.first, ShardprepError):
             return self.first
         whole = copy(self.first)
-        whole.message += f"{self._of_how_many}{others}"
+        whole.message += f"{self._count_note}{suffix}"
         return whole
 
 
@@ -106,34 +106,34 @@ class Problems:
     """The problems found so far, in the order of their first cases. Picklable."""
 
     def __init__(self) -> None:
-        self._of_kind: dict[str, Problem] = {}
+        self._by_kind: dict[str, Problem] = {}
 
     def __iter__(self) -> Iterator[Problem]:
-        return iter(self._of_kind.values())
+        return iter(self._by_kind.values())
 
     def __bool__(self) -> bool:
-        return bool(self._of_kind)
+        return bool(self._by_kind)
 
     @property
-    def cases(self) -> int:
+    def case_count(self) -> int:
         return sum(problem.count for problem in self)
 
     def has(self, *kinds: str) -> bool:
-        return not self._of_kind.keys().isdisjoint(kinds)
+        return not self._by_kind.keys().isdisjoint(kinds)
 
     def add(self, error: ShardprepError | OSError, kind: str = "", count: int = 1) -> None:
         """Count cases of one ``kind``; by default, errors with the same message are of one kind."""
         message = error.message if isinstance(error, ShardprepError) else error.strerror
         kind = kind or message or type(error).__name__
-        known = self._of_kind.get(kind, Problem(error, 0))
-        self._of_kind[kind] = replace(known, count=known.count + count)
+        known = self._by_kind.get(kind, Problem(error, 0))
+        self._by_kind[kind] = replace(known, count=known.count + count)
 
     def merge(self, others: Problems) -> None:
-        for kind, problem in others._of_kind.items():
+        for kind, problem in others._by_kind.items():
             self.add(problem.first, kind, problem.count)
 
     @contextmanager
-    def collected(self, kind: str = "") -> Iterator[None]:
+    def collect(self, kind: str = "") -> Iterator[None]:
         """Collect a ShardprepError or OSError that the block raises, and suppress it."""
         try:
             yield
@@ -202,31 +202,31 @@ class ByteReader(ABC):
         """
         return ()
 
-    def only(self, entries: Entries) -> ByteReader:
+    def restrict_to(self, entries: Entries) -> ByteReader:
         """Return a reader of these entries only, so that a job is pickled without the others' tables."""
         return self
 
     @abstractmethod
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         """Return the entry's location for messages: a path, or an archive and a byte offset."""
 
 
-Opened = TypeVar("Opened")
+Resource = TypeVar("Resource")
 
 
-class OpeningReader(ByteReader, Generic[Opened]):
-    """Reader whose open copies have a resource, ``opened``."""
+class ResourceReader(ByteReader, Generic[Resource]):
+    """Reader whose open copies have a ``resource``."""
 
-    opened: Opened
+    resource: Resource
 
     @abstractmethod
-    def opening(self) -> AbstractContextManager[Opened]:
+    def open_resource(self) -> AbstractContextManager[Resource]:
         """Return the context of the resource."""
 
     @contextmanager
     def open(self) -> Iterator[Self]:
         reader = copy(self)
-        with self.opening() as reader.opened:
+        with self.open_resource() as reader.resource:
             yield reader
 
 
@@ -262,7 +262,7 @@ class Listing:
     concern files that could not be listed. ``ignored`` counts skipped files and folders by name, such as
     hidden ones; ``notes`` are lines about other omissions. ``options`` are the options used, as the manifest
     keeps them. The reader returns the values of the columns in ``schema``, and images if ``has_images``.
-    ``kept_by`` identifies entries that took long to list and are stored until the conversion is finished.
+    ``cache_key`` identifies entries that took long to list and are stored until the conversion is finished.
     """
 
     split: str
@@ -279,7 +279,7 @@ class Listing:
     options: Mapping[str, Any] = field(default_factory=dict)
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
-    kept_by: Mapping[str, Any] | None = None
+    cache_key: Mapping[str, Any] | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -305,18 +305,18 @@ def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -
 class Source(ABC):
     """A dataset to convert; ``TAKES`` names the options it accepts that not every source does.
 
-    ``of_split`` has what each split consists of; ``progress`` receives the progress of a survey.
+    ``by_split`` has what each split consists of; ``progress`` receives the progress of a survey.
     """
 
     LAYOUT: ClassVar[str] = ""
     TAKES: ClassVar[tuple[str, ...]] = ()
-    of_split: Mapping[str, Any]
+    by_split: Mapping[str, Any]
     progress: Progress = NoProgress()
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits found, in the order train, val, test."""
-        return tuple(split for split in SPLITS if split in self.of_split)
+        return tuple(split for split in SPLITS if split in self.by_split)
 
     @property
     def description(self) -> str:
@@ -328,19 +328,19 @@ class Source(ABC):
         """Absolute folders, links resolved, where any new file may become an image."""
         return ()
 
-    def survey(self, split: str, known: Entries | None = None) -> Listing:
+    def survey(self, split: str, known_entries: Entries | None = None) -> Listing:
         """List the images of a split, and the problems of those that cannot be listed.
 
         Deterministic; reads headers and folder entries, never pixels, and not even headers if the entries
-        are ``known`` from an earlier survey with the same :meth:`known_by`. Raises UsageError for a missing
+        are known from an earlier survey with the same :meth:`cache_key`. Raises UsageError for a missing
         split, DataError if nothing can be listed, and OSError if the source cannot be read.
         """
         if split not in self.splits:
             raise UsageError(f"the source has no split {split!r}; it has {', '.join(self.splits)}")
-        return self.listed(split, known)
+        return self.list_split(split, known_entries)
 
     @abstractmethod
-    def listed(self, split: str, known: Entries | None) -> Listing:
+    def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         """Return the survey of an existing split."""
 
     def listing(self, split: str) -> Listing:
@@ -349,7 +349,7 @@ class Source(ABC):
         listing.problems.raise_all()
         return listing
 
-    def known_by(self, split: str) -> Mapping[str, Any] | None:
+    def cache_key(self, split: str) -> Mapping[str, Any] | None:
         """Return JSON that determines a split's entries; None if only a survey can. Raises like a survey."""
         return None
 

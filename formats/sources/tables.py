@@ -32,14 +32,14 @@ from shardprep.formats.records.schema import (
 from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.sources.listing import MAX_CLASSES
-from shardprep.formats.sources.source import OpeningReader
+from shardprep.formats.sources.source import ResourceReader
 from shardprep.formats.sources.trees import TreeReader
 
 Row = TypeVar("Row")
 
 
 @dataclass
-class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
+class ImagesAndFile(ResourceReader[tuple[TreeReader, ArchiveFile]]):
     """Reader of images below a folder and of their rows in the file at ``path``, which must be unchanged."""
 
     images: TreeReader
@@ -47,15 +47,15 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
     identity: Identity
 
     @contextmanager
-    def opening(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
+    def open_resource(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
         with ArchiveFile(self.path, self.identity) as file, self.images.open() as images:
             yield images, file
 
     def read(self, entry: np.void) -> bytes:
-        return self.opened[0].read(entry)
+        return self.resource[0].read(entry)
 
-    def where(self, entry: np.void) -> str:
-        return self.images.where(entry)
+    def location_of(self, entry: np.void) -> str:
+        return self.images.location_of(entry)
 
 
 def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes], Row]) -> Row:

@@ -26,7 +26,7 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.files import ArchiveFile, Identity, Owner, ReadAt, errors_as_damage
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import NoProgress, Progress
-from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
+from shardprep.formats.sources.source import Archive, Entries, ResourceReader, WholeArchive
 from shardprep.formats.storage.archive import HEADERS_AT_ONCE, PIECE_BYTES, RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile
 
@@ -98,24 +98,24 @@ def decode_name(raw: bytes) -> str:
 
 
 @dataclass
-class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
+class TarReader(ResourceReader[ArchiveFile | RemoteArchive]):
     """Reader of an uncompressed archive, in object storage or a local file with the ``identity`` listed."""
 
     path: Path | RemoteFile
     identity: Identity | None = None
 
-    def opening(self) -> ArchiveFile | RemoteArchive:
+    def open_resource(self) -> ArchiveFile | RemoteArchive:
         return open_archive(self.path, self.identity)
 
     def expect(self, entries: Entries) -> None:
-        if isinstance(self.opened, RemoteArchive):
-            self.opened.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
+        if isinstance(self.resource, RemoteArchive):
+            self.resource.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
 
     def read(self, entry: np.void) -> bytes:
         length = int(entry["length"])
-        data = self.opened.read_at(length, int(entry["offset"]))
+        data = self.resource.read_at(length, int(entry["offset"]))
         if len(data) < length:
-            raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
+            raise SourceDamaged("ends before the image does; copy it again", path=self.location_of(entry))
         return data
 
     @property
@@ -124,7 +124,7 @@ class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
             return None
         return WholeArchive(self.path, self.identity.size)
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         place = self.path.url if isinstance(self.path, RemoteFile) else self.path
         return f"{place}, byte {entry['offset']}"
 

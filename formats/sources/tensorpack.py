@@ -334,7 +334,7 @@ class ItemReader(FilesReader):
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Mapping[str, Any]:
         start = int(entry["offset"])
-        with errors_as_damage(self.where(entry), _ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.location_of(entry), _ADVICE, key=entry["key"].decode()):
             parts: Mapping[str, Any] = self.layout.parts(
                 read_item(ByteWindow(file.read_at, start, start + int(entry["length"])))
             )
@@ -369,6 +369,8 @@ class TextReader(TarReader):
     """Reader of images whose bytes are each stored as a character of UTF-8; lengths are the images'."""
 
     def read(self, entry: np.void) -> bytes:
-        length, file = int(entry["length"]), self.where(entry)
-        with errors_as_damage(file, "copy it again", place=lambda: "is not bytes stored as text: "):
-            return from_latin1(self.opened.read_at(2 * length, int(entry["offset"])), length)
+        length = int(entry["length"])
+        with errors_as_damage(
+            self.location_of(entry), "copy it again", place=lambda: "is not bytes stored as text: "
+        ):
+            return from_latin1(self.resource.read_at(2 * length, int(entry["offset"])), length)

@@ -249,7 +249,7 @@ def recognise_tfrecord(path: Path, split: str | None, options: SourceOptions) ->
     files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
-    first = next(iter(files.of_split.values()))[0]
+    first = next(iter(files.by_split.values()))[0]
     if not re.fullmatch(_NAMED, first, re.DOTALL | re.ASCII):
         with ArchiveFile(files.top / first) as file:
             head = file.read_at(HEAD.size, 0)
@@ -261,7 +261,7 @@ def recognise_tfrecord(path: Path, split: str | None, options: SourceOptions) ->
 
 def _first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
     """Return the layout of the first readable record. Raises UsageError."""
-    for name in (name for names in files.of_split.values() for name in names):
+    for name in (name for names in files.by_split.values() for name in names):
         try:
             with ArchiveFile(files.top / name) as file:
                 for _, data in frames(file):
@@ -367,13 +367,13 @@ class ExampleReader(FilesReader):
         if not self.layout.image:
             return b""
         example: Example = self.record(entry)
-        with errors_as_damage(self.where(entry), ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.location_of(entry), ADVICE, key=entry["key"].decode()):
             return _only(example[0].get(self.layout.image, NONE).byte_values())
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
         length = int(entry["length"])
         data = file.read_at(length + TAIL.size, int(entry["offset"]) + HEAD.size)
-        with errors_as_damage(self.where(entry), ADVICE, key=entry["key"].decode()):
+        with errors_as_damage(self.location_of(entry), ADVICE, key=entry["key"].decode()):
             if data[length:] != TAIL.pack(masked_crc(data[:length])):
                 raise ValueError("the checksum of a record's data is wrong")
             found = features(ByteWindow.of(data[:length]))
@@ -398,7 +398,7 @@ class ExampleContents(RecordContents):
     def read(self, file: ArchiveFile) -> None:
         for start, data in frames(file):
             place = f"{file.path}, byte {start}"
-            with self.problems.collected("record"), errors_as_damage(place, "write the file again"):
+            with self.problems.collect("record"), errors_as_damage(place, "write the file again"):
                 found = features(data)
                 boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
                 single = self._single_features(found)
@@ -492,7 +492,7 @@ class TfRecord(RecordSource):
         contents = super().contents(split, classes)
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
-            with contents.problems.collected(), errors_as_damage(path, "correct the list"):
+            with contents.problems.collect(), errors_as_damage(path, "correct the list"):
                 for label, name in enumerate(text_lines(path)):
                     contents.classes.of_number(label, name)
         return contents

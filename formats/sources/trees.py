@@ -19,7 +19,7 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
 from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, name_in_os_errors, read_at
 from shardprep.formats.runtime.json_record import is_text
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, ResourceReader
 
 IGNORED_NAMES = (
     *("Thumbs.db", "desktop.ini", "System Volume Information", "$RECYCLE.BIN", ".DS_Store", "__MACOSX"),
@@ -153,7 +153,7 @@ class FolderWalk:
         return FoundFile(place, status.st_size, wrap_mtime(status.st_mtime_ns))
 
     def skip_non_image(self, file: FoundFile, place: str = "") -> bool:
-        """Whether a file below ``place`` is skipped, not being an image by name and first bytes; if so, count it."""
+        """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
         if is_image(file):
             return False
         path = self.top / place / file.path
@@ -219,7 +219,7 @@ IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
 
 
 @dataclass
-class TreeReader(OpeningReader[Descriptor]):
+class TreeReader(ResourceReader[Descriptor]):
     """Reader of files below ``root``, which must be unchanged since they were listed.
 
     With ``follow_symlinks`` links are followed; without it, a file that is now a link counts as changed.
@@ -230,11 +230,11 @@ class TreeReader(OpeningReader[Descriptor]):
     follow_symlinks: bool = False
     columns: tuple[str, str, str] = ("path", "length", "mtime_ns")
 
-    def opening(self) -> AbstractContextManager[Descriptor]:
+    def open_resource(self) -> AbstractContextManager[Descriptor]:
         return closing(Descriptor(os.open(self.root, _FOLDER)))
 
     def read(self, entry: np.void) -> bytes:
-        folder, place = self.opened.fileno(), entry[self.columns[0]].item()
+        folder, place = self.resource.fileno(), entry[self.columns[0]].item()
         fd = -1
         try:
             flags = OPEN_FLAGS if self.follow_symlinks else OPEN_FLAGS | os.O_NOFOLLOW
@@ -243,15 +243,15 @@ class TreeReader(OpeningReader[Descriptor]):
             data = read_at(fd, size, 0) if size else b""
             status = os.fstat(fd)
             if (len(data), status.st_size, wrap_mtime(status.st_mtime_ns)) != (size, size, mtime_ns):
-                raise SourceDamaged(CHANGED, path=self.where(entry))
+                raise SourceDamaged(CHANGED, path=self.location_of(entry))
             return data
         except OSError as error:
             if error.errno in _CHANGED:
-                raise SourceDamaged(CHANGED, path=self.where(entry)) from error
-            raise OSError(error.errno, error.strerror, self.where(entry)) from error
+                raise SourceDamaged(CHANGED, path=self.location_of(entry)) from error
+            raise OSError(error.errno, error.strerror, self.location_of(entry)) from error
         finally:
             if fd >= 0:
                 os.close(fd)
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))

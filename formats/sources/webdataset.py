@@ -69,7 +69,7 @@ def recognise_webdataset(
     files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
-    for name in (name for names in files.of_split.values() for name in names):
+    for name in (name for names in files.by_split.values() for name in names):
         try:
             with naming_source(path), ArchiveFile(files.top / name) as archive:
                 sample = next(samples(archive), None)
@@ -210,7 +210,7 @@ class ShardContents(RecordContents):
     def read(self, file: ArchiveFile) -> None:
         for sample in samples(file):
             place = f"{file.path}, byte {sample.start}"
-            with self.problems.collected("label"):
+            with self.problems.collect("label"):
                 with errors_as_damage(place, "correct the shard", key=sample.stem):
                     label = self._label(sample, file)
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)

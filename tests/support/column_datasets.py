@@ -52,7 +52,7 @@ class ListReader(ByteReader):
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         return self.encoded[entry["offset"]]
 
-    def where(self, entry: np.void) -> str:
+    def location_of(self, entry: np.void) -> str:
         return f"item {entry['offset']}"
 
     def open(self) -> AbstractContextManager[ListReader]:
