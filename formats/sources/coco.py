@@ -21,7 +21,7 @@ from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema, refuse_constant
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
-from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key
+from shardprep.formats.sources.listing import EntryTable, GrowingTable, record_key, report_unlisted
 from shardprep.formats.sources.source import (
     SPLITS,
     Entries,
@@ -208,8 +208,8 @@ class CocoInstances:
         self._heads: set[int] = set()  # may represent a group of categories, and have the name of one
         self._path = split.instances
         self._walk = FolderWalk(split.images, follow_symlinks, self.problems)
-        more = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4"), ("id", "<i8")]
-        self._table = EntryTable(self._path, self.problems, more)
+        columns = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4"), ("id", "<i8")]
+        self._table = EntryTable(self._path, self.problems, columns)
         self._annotations = GrowingTable(np.dtype([(name, "<i8") for name in _ANNOTATION]))
         with ArchiveFile(self._path) as file:
             text = JsonText(file)
@@ -228,8 +228,9 @@ class CocoInstances:
         self.entries = self._table.finish()
         self.images, self.places = self._placed(annotations)
         advice = f"is not in {self._path.name}; remove the image, or add it there"
-        is_whole = not self.problems.has("images")  # else some of the files have no entry
-        self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice) if is_whole else Counter()
+        self.ignored = Counter[str]()
+        if not self.problems.has("images"):  # else some of the files have no entry
+            self.ignored = report_unlisted(self._walk, "", self.entries["path"], advice)
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
         return errors_as_damage(
@@ -249,8 +250,8 @@ class CocoInstances:
             if file is None:
                 self.missing[number] = self._walk.top / place
                 return
-            more, key = (file.size, *sides, number), record_key("", place)
-            self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more)
+            extra, key = (file.size, *sides, number), record_key("", place)
+            self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, extra=extra)
         elif part == "annotations":
             box_in(value)
             ids = _id_in(value, "image_id"), _id_in(value, "category_id")

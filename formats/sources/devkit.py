@@ -26,7 +26,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, MAX_WORDS, UNLABELLED, LabelSpace
 from shardprep.formats.runtime.files import ArchiveFile, GzipStream, errors_as_damage, read_small_file
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.listing import GrowingTable, official_key, text_lines
+from shardprep.formats.sources.listing import GrowingTable, official_key, read_lines
 from shardprep.formats.sources.source import BOX_ROW
 from shardprep.formats.sources.tar import walk_tar
 from shardprep.formats.sources.trees import files_below, refuse_links
@@ -49,15 +49,15 @@ def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
     """Return the rows of the struct array ``name``: numbers and text, None for others. Raises ValueError."""
     if data[124:128] != _LITTLE_ENDIAN or len(data) > MAX_INFLATED_BYTES:
         raise ValueError(f"not a MATLAB 5 file of at most {MAX_INFLATED_BYTES} bytes")
-    for element in _elements(data[128:]):
-        for each in _elements(_inflated(element[1])) if element[0] == _COMPRESSED else [element]:
-            parts = _parts(each)
+    for element in _parse_elements(data[128:]):
+        for each in _parse_elements(_inflate(element[1])) if element[0] == _COMPRESSED else [element]:
+            parts = _parse_array(each)
             if len(parts) >= 5 and parts[2][1] == name.encode():
-                return _rows(parts)
+                return _parse_rows(parts)
     raise ValueError(f"there is no struct array {name!r}")
 
 
-def _inflated(data: bytes) -> bytes:
+def _inflate(data: bytes) -> bytes:
     inflater, inflated = zlib.decompressobj(), b""
     with suppress(zlib.error):
         inflated = inflater.decompress(data, MAX_INFLATED_BYTES + 1)
@@ -66,52 +66,52 @@ def _inflated(data: bytes) -> bytes:
     return inflated
 
 
-def _elements(data: bytes) -> list[MatElement]:
+def _parse_elements(data: bytes) -> list[MatElement]:
     """Return the elements, each a tag and data, padded to 8 bytes; small ones have both in 8 bytes."""
-    at, found = 0, []
+    at, elements = 0, []
     while at < len(data):
         kind, size, start = *struct.unpack_from("<II", data.ljust(at + 8, b"\0"), at), at + 8
         if kind >> 16:
             kind, size, start = kind & 0xFFFF, kind >> 16, at + 4
         if len(data) - at < 8 or size > (len(data) - start if start == at + 8 else 4):
             raise ValueError("it is truncated")
-        found.append((kind, data[start : start + size]))
+        elements.append((kind, data[start : start + size]))
         at = start + size if kind == _COMPRESSED else -(-(start + size) // 8) * 8
-    return found
+    return elements
 
 
-def _parts(element: MatElement) -> list[MatElement]:
+def _parse_array(element: MatElement) -> list[MatElement]:
     """Return the elements of an array; empty for any other kind."""
-    return _elements(element[1]) if element[0] == _MATRIX else []
+    return _parse_elements(element[1]) if element[0] == _MATRIX else []
 
 
-def _rows(parts: list[MatElement]) -> list[dict[str, Value]]:
+def _parse_rows(parts: list[MatElement]) -> list[dict[str, Value]]:
     """Return the rows; the parts are flags, dimensions, name, length of field names, field names, values."""
-    width, raw, values = _number(parts[3]), parts[4][1], parts[5:]
-    if _class_of(parts) != _STRUCT or not isinstance(width, int) or not 0 < len(raw) <= width * MAX_FIELDS:
+    width, raw, values = _parse_number(parts[3]), parts[4][1], parts[5:]
+    if _array_class(parts) != _STRUCT or not isinstance(width, int) or not 0 < len(raw) <= width * MAX_FIELDS:
         raise ValueError(f"it is not a struct array of 1 to {MAX_FIELDS} fields")
     names = [raw[at : at + width].split(b"\0")[0].decode("latin-1") for at in range(0, len(raw), width)]
     if len(values) % len(names):
         raise ValueError("its struct array is incomplete")
-    fields = map(_value, values)
+    fields = map(_parse_value, values)
     return [dict(zip(names, row, strict=True)) for row in zip(*[fields] * len(names), strict=True)]
 
 
-def _value(element: MatElement) -> Value:
-    parts = _parts(element)
+def _parse_value(element: MatElement) -> Value:
+    parts = _parse_array(element)
     if len(parts) != 4:  # flags, dimensions, name, data; complex numbers and structs have more
         return None
-    array_class, (kind, data) = _class_of(parts), parts[3]
+    array_class, (kind, data) = _array_class(parts), parts[3]
     if array_class == _CHAR and kind in _TEXTS:
         return data.decode(_TEXTS[kind], errors="replace")
-    return _number(parts[3]) if array_class in _NUMERIC else None
+    return _parse_number(parts[3]) if array_class in _NUMERIC else None
 
 
-def _class_of(parts: list[MatElement]) -> int:
+def _array_class(parts: list[MatElement]) -> int:
     return parts[0][1][0] if parts[0][1] else -1
 
 
-def _number(element: MatElement) -> int | float | None:
+def _parse_number(element: MatElement) -> int | float | None:
     """Return the value of an element with exactly one number, else None."""
     kind, data = element
     is_one = kind in _NUMBERS and len(data) == np.dtype(_NUMBERS[kind]).itemsize
@@ -119,7 +119,7 @@ def _number(element: MatElement) -> int | float | None:
     return number
 
 
-FORMS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
+DEVKIT_NAMES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
 META = "data/meta.mat"
 GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official devkit has 2.5 MB packed
@@ -142,12 +142,12 @@ class Devkit:
 
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gzipped or not, or its folder. Raises SourceDamaged, OSError."""
-    with errors_as_damage(path, f"download {FORMS[0]} again"):
-        files = _files_in(path)
+    with errors_as_damage(path, f"download {DEVKIT_NAMES[0]} again"):
+        files = _read_files(path)
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
-        classes, images = _classes_in(files[META])
+        classes, images = _parse_classes(files[META])
         truth = files[GROUND_TRUTH].decode("ascii", errors="replace").splitlines()
         for number, line in enumerate(truth, start=1):
             if not _ID.fullmatch(line.strip()) or not 1 <= int(line) <= len(classes):
@@ -155,10 +155,10 @@ def read_devkit(path: Path) -> Devkit:
     return Devkit(classes, images, tuple(map(int, truth)))
 
 
-def _files_in(path: Path) -> dict[str, bytes]:
+def _read_files(path: Path) -> dict[str, bytes]:
     if path.is_dir():
-        there = [name for name in (META, GROUND_TRUTH) if (path / name).exists()]
-        return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in there}
+        names = [name for name in (META, GROUND_TRUTH) if (path / name).exists()]
+        return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in names}
     if path.stat().st_size > MAX_DEVKIT_BYTES:
         raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
     files = {}
@@ -170,7 +170,7 @@ def _files_in(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
+def _parse_classes(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
     """Return the classes, the synsets without children, and their numbers of training images."""
     words, ids, images = dict[str, str](), dict[str, int](), dict[str, int]()
     for synset in read_struct_array(meta, "synsets"):
@@ -195,7 +195,7 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
 VAL_IMAGES = 50_000
 FIRST_VAL = "ILSVRC2012_val_00000001"
 FIRST_VAL_LABEL = 65  # n01751748, sea snake; its ILSVRC2012_ID is 490, so this tells labels from ids
-WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
+VAL_LABEL_FILES = f"{DEVKIT_NAMES[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
 _KAGGLE_HEAD = "ImageId,PredictionString"
@@ -222,18 +222,18 @@ class GroundTruth:
         label, *others = {*by_file.values()}
         if label is None or others:
             every = ", ".join(
-                f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
-                for name, one in by_file.items()
+                f"{name} says " + ("nothing" if said is None else f"{self.space.classes[said].name} ({said})")
+                for name, said in by_file.items()
             )
             raise LabelConflict(f"{every}; remove the wrong one", key=image)
         return label
 
 
-def check_first_label(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
+def check_first_label(space: LabelSpace, images: int, first: int | None, origin: str) -> None:
     """Raise LabelConflict if the ``first`` label of the official validation images is of another space."""
     if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
         raise LabelConflict(
-            f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "
+            f"{origin} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "
             "another label space, or to other images",
             key=FIRST_VAL,
         )
@@ -241,14 +241,14 @@ def check_first_label(space: LabelSpace, images: int, first: int | None, said_by
 
 def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
     """Read labels by image from ``LOC_val_solution.csv`` or Caffe's ``val.txt``. Raises DataError."""
-    is_caffe, found = path.suffix == ".txt", dict[str, int]()
+    is_caffe, label_of = path.suffix == ".txt", dict[str, int]()
     with errors_as_damage(path, _ADVICE):
-        lines = text_lines(path)
+        lines = read_lines(path)
         if not is_caffe:
             lines = [",".join(cells) for cells in csv.reader(lines)]
         for line in filter(_KAGGLE_HEAD.__ne__, lines):
             match = (_CAFFE_LINE if is_caffe else _KAGGLE_LINE).fullmatch(line.strip())
-            if match is None or match[1] in found:
+            if match is None or match[1] in label_of:
                 raise ValueError(
                     f"the line {line[:200]!r} is not an image and its label, or the image occurs twice"
                 )
@@ -256,8 +256,8 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
             if label >= len(space):
                 unknown = f"says {match[2]}, which is not one of the {len(space):,} classes"
                 raise LabelConflict(unknown, path=path, key=match[1])
-            found[match[1]] = label
-    return found
+            label_of[match[1]] = label
+    return label_of
 
 
 @dataclass(frozen=True)
@@ -266,31 +266,31 @@ class AnnotationFiles:
 
     folder: Path | None
 
-    def path(self, *names: str) -> Path | None:
+    def find(self, *names: str) -> Path | None:
         """Return the path of the first of these files that exists."""
         paths = [self.folder / name for name in names] if self.folder else []
         return next((path for path in paths if path.exists()), None)
 
     @cached_property
     def devkit(self) -> Devkit | None:
-        path = self.path(*FORMS)
+        path = self.find(*DEVKIT_NAMES)
         return read_devkit(path) if path else None
 
     @cached_property
     def space(self) -> LabelSpace | None:
         """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
-        mapped: dict[str, str] = {}
-        if path := self.path("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
+        words_of: dict[str, str] = {}
+        if path := self.find("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
             with errors_as_damage(path, _ADVICE):
-                pairs = [line.partition(" ") for line in text_lines(path) if line]
-                mapped = {wnid: words.strip() for wnid, _, words in pairs}
-                lengths = map(len, mapped.values())
-                if len(mapped) < len(pairs) or not all(0 < length <= MAX_WORDS for length in lengths):
+                pairs = [line.partition(" ") for line in read_lines(path) if line]
+                words_of = {wnid: words.strip() for wnid, _, words in pairs}
+                lengths = map(len, words_of.values())
+                if len(words_of) < len(pairs) or not all(0 < length <= MAX_WORDS for length in lengths):
                     odd = f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
                     raise ValueError(odd)
         if self.devkit is None:
-            return LabelSpace.of(mapped, mapped) if mapped else None
-        differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
+            return LabelSpace.of(words_of, words_of) if words_of else None
+        differing = sorted(self.devkit.classes.label_of.keys() ^ words_of.keys()) if words_of else []
         if differing:
             raise LabelConflict(
                 f"the devkit has different classes: {differing[0]} is in only one of them; remove one",
@@ -303,9 +303,9 @@ class AnnotationFiles:
         by_file: dict[str, Mapping[str, int]] = {}
         if self.devkit:  # line i is for image number i
             numbers = enumerate(self.devkit.ground_truth, start=1)
-            by_file["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
+            by_file["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[n] for i, n in numbers}
         for name in ("LOC_val_solution.csv", "val.txt"):
-            path = self.path(name)
+            path = self.find(name)
             if path and (name != "val.txt" or _is_caffe(path)):
                 by_file[name] = read_labels(path, space)
         for name, labels in by_file.items():
@@ -315,11 +315,11 @@ class AnnotationFiles:
     @property
     def train_images(self) -> Mapping[str, int]:
         """The expected number of training images per class; empty if no file states it."""
-        return self.devkit.train_images if self.devkit else self.image_set("train")
+        return self.devkit.train_images if self.devkit else self.count_image_set("train")
 
-    def image_set(self, split: str) -> Counter[str]:
+    def count_image_set(self, split: str) -> Counter[str]:
         """Count the lines of Kaggle's list by the text before the first slash, for train the class."""
-        path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{'train_cls' if split == 'train' else split}.txt")
+        path = self.find(f"ILSVRC/ImageSets/CLS-LOC/{'train_cls' if split == 'train' else split}.txt")
         if path is None or not path.is_file():
             return Counter()
         lines = BytesIO(read_small_file(path))
@@ -335,7 +335,7 @@ def _is_caffe(path: Path) -> bool:
 
 
 MAX_XML_BYTES = 1 << 20
-_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
+_WNID_OF_NAME = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
 MAX_BOXES_BYTES = 4 << 30  # inflated; the 544,546 small files of train take about 1 GB
 _KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -359,27 +359,27 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, fl
         root: Element = parser.close()
     except (ParseError, LookupError) as error:  # LookupError for an encoding unknown to Python
         raise ValueError(f"it is not well-formed XML ({error})") from error
-    width, height = _side(root, "size/width"), _side(root, "size/height")
+    width, height = _parse_side(root, "size/width"), _parse_side(root, "size/height")
     if width <= 0 or height <= 0:
         raise ValueError("its displayed size is not positive")
     for element in root.iterfind("object"):
-        x_min, x_max = _extent(element, "x", width)
-        y_min, y_max = _extent(element, "y", height)
+        x_min, x_max = _parse_extent(element, "x", width)
+        y_min, y_max = _parse_extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
             name = (element.findtext("name") or "").strip()
             if not WNID.fullmatch(name):
-                name = own_class or _KNOWN_WORDS.get(name, name)
+                name = own_class or _WNID_OF_NAME.get(name, name)
             yield name, x_min, y_min, x_max, y_max
 
 
-def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
+def _parse_extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
     """Return the lower and upper end as fractions within the image; they may be swapped in the XML."""
-    ends = (_side(element, f"bndbox/{axis}{end}") / whole for end in ("min", "max"))
+    ends = (_parse_side(element, f"bndbox/{axis}{end}") / whole for end in ("min", "max"))
     low, high = sorted(min(max(end, 0.0), 1.0) for end in ends)
     return low, high
 
 
-def _side(element: Element, path: str) -> float:
+def _parse_side(element: Element, path: str) -> float:
     text = element.findtext(path)
     value = math.nan if text is None else float(text)
     if not math.isfinite(value):
@@ -409,7 +409,7 @@ def read_boxes(path: Path, labels: LabelSpace) -> Rows:
     after an image; the ``<filename>`` in it is often wrong and ignored.
     """
     table, annotated = GrowingTable(BOX_ROW), set[str]()
-    for place, stem, data in _xmls(path):
+    for place, stem, data in _read_xmls(path):
         with errors_as_damage(place, "copy it again, or remove it"):
             key = official_key(stem)
             if key is None or len(key) > MAX_KEY_BYTES:
@@ -424,7 +424,7 @@ def read_boxes(path: Path, labels: LabelSpace) -> Rows:
     return rows[np.argsort(rows["key"], kind="stable")]
 
 
-def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
+def _read_xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
     """Yield the location, stem and bytes of each XML in a folder or an archive."""
     if path.is_dir():
         for file in files_below(path):
@@ -432,8 +432,7 @@ def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
                 data = read_small_file(path / file.path, MAX_XML_BYTES)
                 yield str(path / file.path), Path(file.path).stem, data
         return
-    opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
-    with opened as archive:
+    with ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES) as archive:
         for member in walk_tar(archive.read_at, archive=str(path), end=archive.end):
             if member.name.endswith(".xml"):
                 place = f"{path}: {member.name}"

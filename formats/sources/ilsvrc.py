@@ -24,9 +24,9 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.devkit import (
+    DEVKIT_NAMES,
     FIRST_VAL,
-    FORMS,
-    WANTED_FOR_VAL,
+    VAL_LABEL_FILES,
     AnnotationFiles,
     GroundTruth,
     check_first_label,
@@ -73,19 +73,19 @@ MOST_NAMED = 3  # classes or folders in a message
 class Ilsvrc(Source):
     """Official archives, folders, or both, with annotation files beside them, which tell classes and labels.
 
-    ``beside`` is the folder searched for annotations and boxes; ``url`` is where the files in it, ``copied``,
-    come from. With ``check_md5``, listing a split reads its whole archive.
+    ``annotations`` is the folder searched for annotations and boxes; ``url`` is where the files in it,
+    ``copies``, come from. With ``check_md5``, listing a split reads its whole archive.
     """
 
     by_split: Mapping[str, PackedImages | FolderImages]
-    beside: Path | None = None
+    annotations: Path | None = None
     check_md5: bool = False
     url: str = ""
-    copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
+    copies: CopiedFiles | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def annotation_files(self) -> AnnotationFiles:
-        return AnnotationFiles(self.beside)
+        return AnnotationFiles(self.annotations)
 
     @cached_property
     def labels(self) -> LabelSpace:
@@ -94,7 +94,7 @@ class Ilsvrc(Source):
             return self.annotation_files.space
         packed = [each for each in self.by_split.values() if isinstance(each, PackedImages)]
         # folders of other classes beside archives would change the labels of the archives' images
-        names = {name for each in packed or self.by_split.values() for name in each.classes}
+        names = {name for images in packed or self.by_split.values() for name in images.classes}
         return LabelSpace.of(official_words() if packed and names <= official_words().keys() else names)
 
     @property
@@ -112,29 +112,30 @@ class Ilsvrc(Source):
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         images = self.by_split[split]
-        found = images.list_split(self, split, known_entries)
+        listing = images.list_split(self, split, known_entries)
+        entries = listing.entries
         if split == "val":
-            first = found.entries["label"][found.entries["key"] == FIRST_VAL.encode()].tolist()
-            check_first_label(self.labels, len(found.entries), first[0] if first else None, "the source")
-        expected = self.expected(split)
-        differs = expected is not None and expected != len(found.entries)
+            first = entries["label"][entries["key"] == FIRST_VAL.encode()].tolist()
+            check_first_label(self.labels, len(entries), first[0] if first else None, "the source")
+        expected = self.expected_count(split)
+        differs = expected is not None and expected != len(entries)
         archives = [images.path] if isinstance(images, PackedImages) else []
-        if (devkit := self.annotation_files.path(*FORMS)) and devkit.is_file():
+        if (devkit := self.annotation_files.find(*DEVKIT_NAMES)) and devkit.is_file():
             archives.append(devkit)
         return replace(
-            found,
+            listing,
             archives=tuple(
                 describe_archive(path, check_md5=self.check_md5, progress=self.progress) for path in archives
             ),
             expected=expected,
-            shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
+            shortfall=self._shortfall(split, entries, expected or 0) if differs else "",
         )
 
     def cache_key(self, split: str) -> Mapping[str, Any] | None:
         images = self.by_split[split]
         if not isinstance(images, PackedImages):
             return None
-        truth = self.truth_of_flat().labels_by_file if split == "val" else {}
+        truth = self.require_truth().labels_by_file if split == "val" else {}
         path = images.path
         return {
             "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
@@ -144,7 +145,7 @@ class Ilsvrc(Source):
             "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
         }
 
-    def expected(self, split: str) -> int | None:
+    def expected_count(self, split: str) -> int | None:
         """Return the official or annotated number of images; None if unknown."""
         images = self.by_split[split]
         is_flat = isinstance(images, PackedImages) and not images.classes  # whose classes are in the devkit
@@ -153,17 +154,17 @@ class Ilsvrc(Source):
         if split == "train":
             return sum(self.annotation_files.train_images.values()) or None
         named = len(self.truth.images) if split == "val" else 0
-        return named or sum(self.annotation_files.image_set(split).values()) or None
+        return named or sum(self.annotation_files.count_image_set(split).values()) or None
 
     def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
         """Return a phrase that names missing or surplus images; empty if they are unknown."""
         if split == "train":
             per_class, wrong = self.annotation_files.train_images, []
-            found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
-            for one, have in zip(self.labels.classes, found, strict=True):
-                want = per_class.get(one.name)
+            counts = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
+            for image_class, have in zip(self.labels.classes, counts, strict=True):
+                want = per_class.get(image_class.name)
                 if not have if want is None else have != want:
-                    wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
+                    wrong.append(f"{image_class.name} has {have}" + ("" if want is None else f" of {want}"))
             more = [f"{len(wrong) - MOST_NAMED} more classes differ"] if len(wrong) > MOST_NAMED else []
             return ", ".join(wrong[:MOST_NAMED] + more)
         named = self.truth.images if split == "val" else []
@@ -174,7 +175,7 @@ class Ilsvrc(Source):
         return f"{missing} is missing" if missing else ""
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        path = find_boxes(self.beside, split) if self.beside else None
+        path = find_boxes(self.annotations, split) if self.annotations else None
         return read_boxes(path, labels) if path else None
 
     @cached_property
@@ -182,13 +183,13 @@ class Ilsvrc(Source):
         """The labels of val in the files beside the images."""
         return self.annotation_files.ground_truth(self.labels)
 
-    def truth_of_flat(self) -> GroundTruth:
+    def require_truth(self) -> GroundTruth:
         """Return the labels of a val without class folders. Raises SourceIncomplete if no file has them."""
         if not self.truth.labels_by_file:
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
-                f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
-                path=self.url or self.beside,
+                f"{VAL_LABEL_FILES} beside them, or convert a list of paths and labels",
+                path=self.url or self.annotations,
             )
         return self.truth
 
@@ -199,8 +200,8 @@ ARCHIVES = {  # the patched test images come before those of 2012
     "val": ("ILSVRC2012_img_val.tar",),
     "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test*.tar"),
 }
-_BESIDE = (  # small files to read, and to request from a web server
-    *(form for form in FORMS if "." in form),
+_SIDE_FILES = (  # small files to read, and to request from a web server
+    *(name for name in DEVKIT_NAMES if "." in name),
     "LOC_synset_mapping.txt",
     "LOC_val_solution.csv",
     "val.txt",
@@ -217,12 +218,12 @@ _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.(?:JPEG|jpeg|jpg)", re.ASCII)
 
 def _match_archives(names: Iterable[str]) -> dict[str, str]:
     """Return the archive's name for each split that has one."""
-    names, found = sorted(names), {}
-    for split, wanted in ARCHIVES.items():
-        matching = [name for each in wanted for name in names if fnmatchcase(name, each)]
+    names, by_split = sorted(names), {}
+    for split, patterns in ARCHIVES.items():
+        matching = [name for pattern in patterns for name in names if fnmatchcase(name, pattern)]
         if matching:
-            found[split] = matching[0]
-    return found
+            by_split[split] = matching[0]
+    return by_split
 
 
 def find_archives(folder: Path) -> dict[str, PackedImages]:
@@ -237,7 +238,7 @@ def recognise_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
         first = next(walk_tar(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
     by_split = {split: PackedImages(path, split) for split in splits}
-    return Ilsvrc(by_split=by_split, beside=path.parent, check_md5=check_md5) if by_split else None
+    return Ilsvrc(by_split=by_split, annotations=path.parent, check_md5=check_md5) if by_split else None
 
 
 def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
@@ -246,19 +247,19 @@ def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     The small files beside them are copied to a temporary folder. Raises UsageError if there are no such
     archives, SourceDamaged, RemoteFailed.
     """
-    wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
+    wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _SIDE_FILES) for name in names]
     files = find_remote_files(place, wanted)
-    by_split = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
-    if not by_split:
+    tars = {split: PackedImages(files[name], split) for split, name in _match_archives(files).items()}
+    if not tars:
         raise UsageError(
             f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "
             "these are read from a URL, which must be that of their folder",
             path=place.url,
         )
-    copied = CopiedFiles(
-        file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
+    copies = CopiedFiles(
+        file for name, file in files.items() if any(fnmatchcase(name, each) for each in _SIDE_FILES)
     )
-    return Ilsvrc(by_split=by_split, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
+    return Ilsvrc(by_split=tars, annotations=copies.folder, check_md5=check_md5, copies=copies, url=place.url)
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class PackedImages:
         if self.split != "train":
             return ()
         with open_archive(self.path) as archive:
-            return [wnid for wnid, _ in _members(archive, "train")]
+            return [wnid for wnid, _ in _walk_members(archive, "train")]
 
     def list_split(self, source: Ilsvrc, split: str, known_entries: Entries | None) -> Listing:
         problems = Problems()
@@ -297,7 +298,7 @@ class PackedImages:
     def _entries(self, archive: OpenArchive, source: Ilsvrc, problems: Problems) -> Entries:
         table, label_of = EntryTable(archive.path, problems), source.labels.label_of
         if self.split == "train":
-            for wnid, images in archive.map(partial(_images_of, archive), _members(archive, "train")):
+            for wnid, images in archive.map(partial(_list_class, archive), _walk_members(archive, "train")):
                 if wnid not in label_of:
                     raise LabelConflict(
                         f"the class {wnid} is not in the devkit; use the devkit of these images",
@@ -308,26 +309,26 @@ class PackedImages:
                     table.append(key, label_of[wnid], length=image.size, offset=image.offset)
                 source.progress.at(0, images[-1].offset if images else 0)
         else:
-            truth = source.truth_of_flat() if self.split == "val" else None
-            for key, image in _members(archive, self.split):
+            truth = source.require_truth() if self.split == "val" else None
+            for key, image in _walk_members(archive, self.split):
                 label = truth.label_of(key) if truth else UNLABELLED
                 table.append(key, label, length=image.size, offset=image.offset)
                 source.progress.at(0, image.offset)
         return table.finish()
 
 
-def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
+def _list_class(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
     wnid, tar = class_tar
     place, images = f"{archive.path}: {tar.name}", []
     for image in walk_tar(archive.read_at, archive=place, start=tar.offset, end=tar.offset + tar.size):
         match = _TRAIN_IMAGE.fullmatch(image.name)
         if match is None or match[1] != wnid:
-            raise _unexpected(image, place)
+            raise _unexpected_member(image, place)
         images.append(image)
     return wnid, images
 
 
-def _members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
+def _walk_members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
     """Yield each member with the wnid or image in its name."""
     read_at: ReadAt = archive.read_at
     if isinstance(archive, ArchiveFile):
@@ -337,11 +338,11 @@ def _members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
     for member in walk_tar(read_at, archive=str(archive.path), end=archive.end):
         match = _MEMBERS[split].fullmatch(member.name)
         if match is None:
-            raise _unexpected(member, str(archive.path))
+            raise _unexpected_member(member, str(archive.path))
         yield match[1], member
 
 
-def _unexpected(member: Member, place: str) -> SourceDamaged:
+def _unexpected_member(member: Member, place: str) -> SourceDamaged:
     return SourceDamaged(
         f"at byte {member.offset}: {member.name!r} does not belong here; use the official archive", path=place
     )
@@ -356,14 +357,14 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
     Kaggle's tree is found from the folder of ILSVRC, ILSVRC itself, or CLS-LOC in it. Of a split that exists
     twice, the first of these is used. Raises UsageError for a folder that may be either a split or a class.
     """
-    beside, packed, kaggle = path, find_archives(path), dict[str, FolderImages]()
+    annotations, packed, kaggle = path, find_archives(path), dict[str, FolderImages]()
     for top in (path, path.parent, *path.parents[2:3]):
         data = top / CLS_LOC
         if not kaggle and path in (top, top / "ILSVRC", data) and data.is_dir():
             if not options.follow_symlinks:
                 refuse_links(top, data)
-            beside, kaggle = top, _split_images("kaggle-tree", data, options)
-    folders = _split_images("extracted-tree", path, options)
+            annotations, kaggle = top, _find_split_images("kaggle-tree", data, options)
+    folders = _find_split_images("extracted-tree", path, options)
     if folders and not packed and not kaggle and "train" not in folders:
         split, images = next(iter(folders.items()))
         if others := other_folders(path, [each.top for each in folders.values()]):
@@ -373,10 +374,10 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
                 path=path,
             )
     by_split: dict[str, PackedImages | FolderImages] = {**folders, **kaggle, **packed}
-    return Ilsvrc(by_split=by_split, beside=beside, check_md5=check_md5) if by_split else None
+    return Ilsvrc(by_split=by_split, annotations=annotations, check_md5=check_md5) if by_split else None
 
 
-def _split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
+def _find_split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
     """Return the images in the folders ``train``, ``val`` and ``test`` of a folder."""
     places = split_folders(root)
     walk, train = FolderWalk(root, options.follow_symlinks), root / places.get("train", "")
@@ -468,7 +469,7 @@ class FolderImages:
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
         used = [each.top for each in source.by_split.values() if isinstance(each, FolderImages)]
         table = EntryTable(self.root, problems)
-        notes = (*other_folders_note(self.root, used), *self._doubts(source, split))
+        notes = (*other_folders_note(self.root, used), *self._class_notes(source, split))
         if classes or split == "train":
             for file in walk.files(place):
                 if not walk.skip_non_image(file, place):
@@ -476,9 +477,9 @@ class FolderImages:
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
         if split == "val":
-            truth = source.truth if classes else source.truth_of_flat()
+            truth = source.truth if classes else source.require_truth()
         for name in classes or ([] if split == "train" else [""]):
-            here, known_cases = f"{place}/{name}".strip("/"), problems.case_count
+            here, cases = f"{place}/{name}".strip("/"), problems.case_count
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(source.labels):,} classes; rename it, or move it away"
@@ -498,7 +499,7 @@ class FolderImages:
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and problems.case_count == known_cases and source.expected(split) is None:
+            if name and is_empty and problems.case_count == cases and source.expected_count(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         return Listing(
@@ -513,13 +514,13 @@ class FolderImages:
             options=self.options.kept("follow_symlinks", "skip_non_images"),
         )
 
-    def _doubts(self, source: Ilsvrc, split: str) -> Iterator[str]:
+    def _class_notes(self, source: Ilsvrc, split: str) -> Iterator[str]:
         """Yield notes about folders that may not be the classes, or are not in the order of their numbers."""
-        names = [one.name for one in source.labels.classes]
+        names = [each.name for each in source.labels.classes]
         if split != source.splits[0] or (len(names) != 1 and official_words().keys() >= {*names}):
             return
-        beside = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
-        tables = [name for name in beside if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
+        siblings = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
+        tables = [name for name in siblings if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
         if tables or len(names) == 1:
             known = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
             list_it = "another file has the labels, convert a list of paths and labels"

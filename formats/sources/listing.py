@@ -68,14 +68,14 @@ class GrowingTable:
 class EntryTable:
     """Builder of ``Listing.entries`` for images in an archive or below a folder, ``source``.
 
-    Entries over the limits, and repeated keys and files, are added to ``problems``. ``more`` are the names
+    Entries over the limits, and repeated keys and files, are added to ``problems``. ``extra`` are the names
     and dtypes of extra columns for the source's reader.
     """
 
-    def __init__(self, source: Path | str, problems: Problems, more: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, source: Path | str, problems: Problems, extra: Sequence[tuple[str, str]] = ()) -> None:
         self._source, self._problems = source, problems
         row = entry_dtype(1, 1)
-        self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *more]))
+        self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *extra]))
 
     def append(
         self,
@@ -85,7 +85,7 @@ class EntryTable:
         length: int,
         offset: int = 0,
         file: FoundFile | None = None,
-        more: tuple[Any, ...] = (),
+        extra: tuple[Any, ...] = (),
     ) -> None:
         """Append a row with the values of the extra columns, or refuse it.
 
@@ -100,7 +100,7 @@ class EntryTable:
             too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
             self._problems.add(SourceDamaged(too_long, path=self._source, key=key))
         else:
-            self._table.append((raw, path, label, length, offset, mtime_ns, *more))
+            self._table.append((raw, path, label, length, offset, mtime_ns, *extra))
 
     def finish(self) -> Entries:
         """Return the entries; repeated keys and files are problems, located by the column ``line`` if any."""
@@ -108,11 +108,11 @@ class EntryTable:
         has_lines = "line" in (entries.dtype.names or ())
         for column, what in (("key", "record key"), ("path", "file"))[: 1 + has_lines]:
             if repeated := repeated_keys(entries[column]):
-                twice, key = f"two images have this {what}; remove one of them", repeated[0]
+                message, key = f"two images have this {what}; remove one of them", repeated[0]
                 if has_lines:
                     first, second = entries["line"][entries[column] == key][:2].tolist()
-                    twice = f"lines {first} and {second} have the same {what}; remove one of them"
-                error = SourceDamaged(twice, path=self._source, key=key.decode())
+                    message = f"lines {first} and {second} have the same {what}; remove one of them"
+                error = SourceDamaged(message, path=self._source, key=key.decode())
                 self._problems.add(error, "twice", len(repeated))
                 break
         return entries
@@ -133,13 +133,13 @@ MAX_CLASSES = 100_000
 MAX_NAME = 255  # characters of a class's name
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 # as names, 10.0 would come before 2.0
-_NO_LABEL = re.compile(r"-[0-9]+|[+-]?([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
+_NOT_A_LABEL = re.compile(r"-[0-9]+|[+-]?([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
 class Classes:
     """The classes of all records of a source: either names or numbers, or else its folders.
 
-    Methods return a number for each label, which :meth:`numbered` maps to the final one. Names are numbered
+    An added label gets a number, which :meth:`assign_labels` maps to the final one. Names are numbered
     alphabetically. Numbers stay the same. Their names become class names if they are sorted like the numbers;
     otherwise class names are numbers such as ``00042``, and the names their words. Wnids of ILSVRC12 in order
     give its 1,000 classes. Folders are classes if nothing else is, there are two or more, and every image
@@ -153,19 +153,19 @@ class Classes:
         self._folders: dict[str, int] = {}
         self._are_folders = True
 
-    def of_number(self, label: int, words: str | None = None) -> int:
+    def add_number(self, label: int, words: str | None = None) -> int:
         """Add a label that is a number, -1 for none, and its name. Raises ValueError for an invalid one."""
         if not UNLABELLED <= label < MAX_CLASSES:
             raise ValueError(f"has the label {label}; labels are 0 to {MAX_CLASSES - 1}")
         if self._names:
             raise ValueError(f"has the label {str(label)!r}, but the first one is a name; use one kind")
         if words is not None:
-            self._name(label, words)
+            self._add_name(label, words)
         self._are_folders = False
         self._count = max(self._count, label + 1)
         return label
 
-    def _name(self, label: int, words: str) -> None:
+    def _add_name(self, label: int, words: str) -> None:
         if not 0 < len(words) <= MAX_WORDS:
             raise ValueError(f"its class has a name of {len(words)} characters, not 1 to {MAX_WORDS}")
         words.encode()
@@ -174,7 +174,7 @@ class Classes:
         if (known := self._words.setdefault(label, words)) != words:
             raise ValueError(f"its label {label} is named {words!r} here and {known!r} elsewhere")
 
-    def of_text(self, text: str | bytes) -> int:
+    def add_text(self, text: str | bytes) -> int:
         """Add a label that is a name or a number, "" for none. Raises ValueError for an invalid one."""
         text = text if isinstance(text, str) else text.decode()
         self._are_folders = False
@@ -183,12 +183,12 @@ class Classes:
         if len(text) > MAX_NAME:
             raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
         is_number = _NUMBER.fullmatch(text) is not None
-        if _NO_LABEL.fullmatch(text) or (is_number and int(text) >= MAX_CLASSES):
+        if _NOT_A_LABEL.fullmatch(text) or (is_number and int(text) >= MAX_CLASSES):
             raise ValueError(
                 f"has the label {text}, but labels are names, or integers from 0 to {MAX_CLASSES - 1}"
             )
         if is_number:
-            return self.of_number(int(text))
+            return self.add_number(int(text))
         if self._count:
             raise ValueError(f"has the label {text!r}, but the first one is a number; use one kind")
         text.encode()
@@ -197,7 +197,7 @@ class Classes:
             raise ValueError(f"has the class {text!r}, which exceeds the limit of {MAX_CLASSES} classes")
         return label
 
-    def of_folder(self, path: str) -> int:
+    def add_folder(self, path: str) -> int:
         """Add the folder of the image at ``path`` below its split's folder, if there is one."""
         folder, inside, _ = path.partition("/")
         if not inside:
@@ -205,20 +205,20 @@ class Classes:
             return UNLABELLED
         return -2 - self._folders.setdefault(folder, len(self._folders))
 
-    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
+    def assign_labels(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
         """Return the label space, and an array that maps each number, negative ones too, to its label."""
         folders = self._folders if self._are_folders and len(self._folders) > 1 else {}
-        space = self._space_of_numbers() if self._count else LabelSpace.of(self._names or folders)
+        space = self._number_space() if self._count else LabelSpace.of(self._names or folders)
         labels = [*range(self._count), *(space.label_of[name] for name in self._names)]
         of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
         return space, np.array([*labels, *of_folders[::-1], UNLABELLED], np.int32)
 
-    def _space_of_numbers(self) -> LabelSpace:
+    def _number_space(self) -> LabelSpace:
         official, words = list(official_words()), self._words
         if words and self._count <= len(official) and all(official[n] == words[n] for n in words):
             return LabelSpace.of(official)
         names = [words.get(label, "") for label in range(self._count)]
-        if all(names) and all(one < other for one, other in pairwise(names)):
+        if all(names) and all(name < following for name, following in pairwise(names)):
             return LabelSpace.of(names)
         numbers = [f"{label:05d}" for label in range(self._count)]
         return LabelSpace.of(numbers, {numbers[label]: name for label, name in words.items()})
@@ -275,7 +275,9 @@ class StoredEntries:
             file.write(array.getbuffer())
 
 
-def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
+def report_unlisted(
+    walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str
+) -> Counter[str]:
     """Report images in the walk's folder ``place`` that are not ``listed``, and return its ignored names."""
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):
@@ -286,6 +288,6 @@ def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], a
     return walk.ignored
 
 
-def text_lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the lines of a small file of UTF-8 text. Raises ValueError for other encodings."""
     return read_small_file(path).decode("utf-8-sig").splitlines()

@@ -23,7 +23,7 @@ from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage, user_path
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
-from shardprep.formats.sources.listing import Classes, EntryTable, add_unlisted, record_key
+from shardprep.formats.sources.listing import Classes, EntryTable, record_key, report_unlisted
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_COLUMN,
@@ -188,7 +188,7 @@ class ListedImages:
             if not tables[path].splits or not self.images:
                 self._images_of(split, tables[path])
         self.fields = {header: kind.field for header, kind in self.kinds.items()}
-        self.space, numbers = self.classes.numbered()
+        self.space, numbers = self.classes.assign_labels()
         for one in self.images.values():
             one.entries = one.rows.finish()
             one.entries["label"] = numbers[one.entries["label"]]
@@ -201,12 +201,12 @@ class ListedImages:
             listed = np.concatenate([one.entries["path"] for one in images])
             walk = replace(self._walk, ignored=Counter())
             advice = "has no row in the table; add one, or remove it"
-            images[0].ignored = add_unlisted(walk, place, listed, advice)
+            images[0].ignored = report_unlisted(walk, place, listed, advice)
 
     def _images_of(self, split: str, table: ListedTable) -> SplitImages:
         if split not in self.images:
-            more = [(name, "<i8") for name in ("line", "image_length", "row_length")]
-            self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, more))
+            columns = [(name, "<i8") for name in ("line", "image_length", "row_length")]
+            self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, columns))
         return self.images[split]
 
     def _read(self, path: Path) -> ListedTable:
@@ -255,13 +255,13 @@ class ListedImages:
             return
         with self.problems.collect("label"), self._at(table.file.path, lambda: row.line):
             if not table.labels:
-                label = self.classes.of_folder(path) if table.labels is None else UNLABELLED
+                label = self.classes.add_folder(path) if table.labels is None else UNLABELLED
             else:
                 cell = row.cells[table.labels]
                 name = "" if cell is None else label_name(cell).strip()
                 if is_list and not name:
                     raise ValueError("has no label")
-                label = self.classes.of_text("" if name == "-1" and not is_list else name)
+                label = self.classes.add_text("" if name == "-1" and not is_list else name)
         if self.kinds:
             with self.problems.collect("row"), self._at(table.file.path, lambda: row.line):
                 for header, kind in self.kinds.items():
@@ -283,7 +283,7 @@ class ListedImages:
             length=file.size + length,
             offset=offset,
             file=file,
-            more=(row.line, file.size, length),
+            extra=(row.line, file.size, length),
         )
 
 

@@ -186,7 +186,7 @@ class PairedFolders(Source):
         for split, folders in self.by_split.items():
             walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
             found[split] = _paired(folders, walk, classes), walk.ignored
-        labels, label_of = classes.numbered()
+        labels, label_of = classes.assign_labels()
         for entries, _ in found.values():
             entries["label"] = label_of[entries["label"]]
         parents = {one.images.parent: split for split, one in reversed([*self.by_split.items()])}
@@ -216,10 +216,10 @@ def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries
         if len(found) == len(partners):
             table.append(
                 record_key(file.path.partition("/")[0], file.path),
-                classes.of_folder(file.path),
+                classes.add_folder(file.path),
                 length=file.size + sum(partner.size for partner in found),
                 file=file,
-                more=(file.size, *(part for p in found for part in (p.path.encode(), p.size, p.mtime_ns))),
+                extra=(file.size, *(part for p in found for part in (p.path.encode(), p.size, p.mtime_ns))),
             )
     for name, files in partners.items():
         folder = folders.partners[name]

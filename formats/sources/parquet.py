@@ -429,7 +429,7 @@ class ParquetRows(RecordSource):
             ):
                 contents.layout = layout_of(schema, nullable, self.source_options, groups.first)
                 for label, class_name in enumerate(contents.layout.classes):
-                    classes.of_number(label, class_name)
+                    classes.add_number(label, class_name)
         return contents
 
     def _schema(self, split: str, problems: Problems) -> tuple[Any, frozenset[str]]:

@@ -354,7 +354,7 @@ class RecordSource(Source):
             split,
             self.LAYOUT,
             found.entries,
-            found.classes.numbered()[0],
+            found.classes.assign_labels()[0],
             found.reader(),
             archives=tuple(describe_archive(self.files.top / name) for name in self.files.by_split[split]),
             expected=found.expected,
@@ -379,7 +379,7 @@ class RecordSource(Source):
                     contents.problems.merge(self.files.problems)
                 found[split] = contents.scan(names, self.progress)
         for each in found.values():
-            each.entries["label"] = classes.numbered()[1][each.entries["label"]]
+            each.entries["label"] = classes.assign_labels()[1][each.entries["label"]]
         schemas = [each.schema for each in found.values()]
         for each in found.values():
             each.schema = Schema(_widened(one, schemas) for one in each.schema)
@@ -464,12 +464,12 @@ class RecordContents(ABC):
         if label is None:
             return UNLABELLED
         if isinstance(label, str | bytes) and self.may_be_text:
-            return self.classes.of_text(label)
+            return self.classes.add_text(label)
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
             advice = f"--label-column {self.layout.label or 'label'} takes text for the names of classes"
             integer = f"an integer from {UNLABELLED} to {MAX_CLASSES - 1}"
             raise ValueError(f"its label is {str(label)[:80]!r}, not {integer}; {advice}")
-        return self.classes.of_number(int(label))
+        return self.classes.add_number(int(label))
 
     def _entries(self) -> Entries:
         entries = self._table.finish()

@@ -133,7 +133,7 @@ class LmdbContents(RecordContents):
             if self._as_text not in (None, image.latin1):
                 raise ValueError("some images are stored as bytes and some as text")
             self._as_text = image.latin1
-        self.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
+        self.append(number, self.classes.add_number(label), length=image.length, offset=image.start)
 
     def columns(self) -> tuple[Schema, bool]:
         if self.layout is None or not self._first:

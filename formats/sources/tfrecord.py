@@ -21,7 +21,7 @@ from shardprep.formats.records.schema import MAX_COLUMNS, MAX_VALUE_BYTES, Field
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.listing import Classes, GrowingTable, text_lines
+from shardprep.formats.sources.listing import Classes, GrowingTable, read_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
@@ -429,7 +429,7 @@ class ExampleContents(RecordContents):
             raise ValueError("it has no label, or several")
         label = int(feature.integers()[0])
         if not layout.class_name:
-            return self.classes.of_number(label)
+            return self.classes.add_number(label)
         name = _text_in(found[layout.class_name])
         if label in (0, UNLABELLED) and not name:
             return UNLABELLED  # the official scripts' background
@@ -437,7 +437,7 @@ class ExampleContents(RecordContents):
             raise ValueError(
                 f"its {layout.label} is {label}, but labels beside {layout.class_name} begin with 1"
             )
-        return self.classes.of_number(label - layout.first_label, name)
+        return self.classes.add_number(label - layout.first_label, name)
 
     def _single_features(self, found: Features) -> list[str]:
         """Return the columns' features with exactly one value. Raises ValueError for invalid records."""
@@ -493,8 +493,8 @@ class TfRecord(RecordSource):
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
             with contents.problems.collect(), errors_as_damage(path, "correct the list"):
-                for label, name in enumerate(text_lines(path)):
-                    contents.classes.of_number(label, name)
+                for label, name in enumerate(read_lines(path)):
+                    contents.classes.add_number(label, name)
         return contents
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:

@@ -231,7 +231,7 @@ class ShardContents(RecordContents):
         if match is None:
             return self.label_of(text and text.strip())
         name = text_in(sample, CLASS_NAME, archive) if self.layout.label == LABEL else None
-        return self.classes.of_number(int(match[1]), name)
+        return self.classes.add_number(int(match[1]), name)
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether there are images; samples that lack a part are problems."""

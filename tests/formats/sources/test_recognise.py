@@ -93,9 +93,9 @@ def test_many_rows_come_back_in_their_order() -> None:
 def test_a_key_too_long_for_a_record_is_named_and_repeated_ones_are_counted() -> None:
     problems = Problems()
     table = EntryTable(Path("src"), problems, [("line", "<i8")])
-    table.append("a" * 1025, 0, length=1, more=(1,))
+    table.append("a" * 1025, 0, length=1, extra=(1,))
     for line in range(60_000):
-        table.append(str(line % 30_000), 0, length=1, more=(line,))
+        table.append(str(line % 30_000), 0, length=1, extra=(line,))
     table.finish()
     long, twice = problems
     assert re.match("src: a+…a+: .*shorten", str(long))

@@ -340,7 +340,7 @@ def test_an_archive_alone_is_converted_and_checking_its_md5_changes_nothing(
 
     assert (plain.root, plain.records) == (checked.root, 24)
     (whole := tmp_path / "21k.tar").write_bytes(tar_of({"n00004475.tar": tar_of({"n00004475_1.JPEG": b"x"})}))
-    assert recognise(whole).expected("train") is None  # the number of images is known for ILSVRC12 only
+    assert recognise(whole).expected_count("train") is None  # the number of images is known for ILSVRC12 only
 
 
 @pytest.mark.parametrize(
