@@ -37,7 +37,7 @@ from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReade
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
-PARTS = {"categories": "name", "images": "file_name", "annotations": "image_id"}
+LISTS = {"categories": "name", "images": "file_name", "annotations": "image_id"}
 """The lists in an instances file, and a name that each of their objects has."""
 COLUMNS = (
     *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
@@ -72,27 +72,27 @@ def recognise_coco(path: Path, split: str | None, options: SourceOptions) -> Coc
         instances = path / options.coco
         if not instances.is_file():
             raise UsageError("does not exist; give --coco relative to the source", path=instances)
-        found = CocoSplit(instances.resolve(), _images_of(instances, path, alone=True) or path)
-        return CocoFolder(path, {split or _split_of(instances): found}, options)
+        only = CocoSplit(instances.resolve(), _find_images(instances, path, alone=True) or path)
+        return CocoFolder(path, {split or _parse_split(instances): only}, options)
     by_split: dict[str, CocoSplit] = {}
     files = sorted((path / ANNOTATIONS).glob(f"{PREFIX}*.json"))
     for instances in files:
-        images = _images_of(instances, path, alone=len(files) == 1)
+        images = _find_images(instances, path, alone=len(files) == 1)
         if images is None:
             continue
-        if (name := _split_of(instances)) in by_split:
+        if (name := _parse_split(instances)) in by_split:
             raise UsageError(f"is a second file of the split {name}; choose one with --coco", path=instances)
         by_split[name] = CocoSplit(instances, images)
     if not by_split:  # beside the images, as from Roboflow
         folders = {name: path / folder for name, folder in split_folders(path).items()}
-        beside = {name: CocoSplit(each / BESIDE, each) for name, each in folders.items()}
-        if not any(one.instances.is_file() for one in beside.values()):
-            beside = {split or "train": CocoSplit(path / BESIDE, path)}
-        by_split = {name: one for name, one in beside.items() if one.instances.is_file()}
-        if by_split and (without := beside.keys() - by_split.keys()):
+        if not any((folder / BESIDE).is_file() for folder in folders.values()):
+            folders = {split or "train": path}
+        splits = {name: CocoSplit(folder / BESIDE, folder) for name, folder in folders.items()}
+        by_split = {name: coco for name, coco in splits.items() if coco.instances.is_file()}
+        if by_split and (without := splits.keys() - by_split.keys()):
             raise UsageError(
                 f"lacks {BESIDE}, which other splits have; add it, or move the folder away",
-                path=beside[min(without, key=SPLITS.index)].images,
+                path=folders[min(without, key=SPLITS.index)],
             )
     return CocoFolder(path, by_split, options) if by_split else None
 
@@ -119,30 +119,30 @@ class CocoFolder(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(one.images.resolve() for one in self.by_split.values())
+        return tuple(coco.images.resolve() for coco in self.by_split.values())
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
-        one, options = self.by_split[split], self.source_options
-        found = CocoInstances(one, follow_symlinks=options.follow_symlinks)
+        coco, options = self.by_split[split], self.source_options
+        found = CocoInstances(coco, follow_symlinks=options.follow_symlinks)
         for other, categories in self._categories.items():
             if categories != found.categories:
                 raise LabelConflict(
                     f"has different categories from {self.by_split[other].instances.name} of {other}, so a "
                     "number would mean another class; give all files the same categories",
-                    path=one.instances,
+                    path=coco.instances,
                 )
         self._categories[split] = found.categories
         classes = Field("objects", "labels", tuple(found.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
-        images = TreeReader(one.images, options.follow_symlinks, IMAGE_COLUMNS)
+        images = TreeReader(coco.images, options.follow_symlinks, IMAGE_COLUMNS)
         ids, missing = tuple(found.categories), [*found.missing.values()]
         return Listing(
             split,
             self.LAYOUT,
             found.entries,
             LabelSpace.of(()),
-            CocoReader(images, one.instances, found.identity, schema, ids, found.images, found.places),
-            archives=(describe_archive(one.instances),),
+            CocoReader(images, coco.instances, found.identity, schema, ids, found.images, found.places),
+            archives=(describe_archive(coco.instances),),
             expected=len(found.entries) + len(missing),
             shortfall=f"{count_of(len(missing), 'file')} missing, first {missing[0]}" if missing else "",
             problems=found.problems,
@@ -157,10 +157,10 @@ def refuse_coco_file(path: Path) -> None:
     """Raise UsageError, with the command to run, if the first object in a file is COCO's."""
     with ArchiveFile(path) as file:
         try:
-            part, _, value = next(objects_in(JsonText(file)))
+            part, _, value = next(read_objects(JsonText(file)))
         except (ValueError, RecursionError, StopIteration):
             return
-    if PARTS[part] not in value:
+    if LISTS[part] not in value:
         return
     raise UsageError(
         "has COCO's annotations; give the folder of their images: prep convert IMAGES OUTPUT --coco "
@@ -169,27 +169,27 @@ def refuse_coco_file(path: Path) -> None:
     )
 
 
-def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | None:
+def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:
     """Return the image folder of an instances file, which may be ``alone`` in the source at ``path``."""
     if instances.name == BESIDE:
         return instances.parent
-    images, name = path / "images", _name_of(instances)
-    places = (path / name, images / name, *([images] if alone else []))
-    return next((each for each in places if each.is_dir()), None)
+    images, name = path / "images", _base_name(instances)
+    folders = (path / name, images / name, *([images] if alone else []))
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
-def _split_of(instances: Path) -> str:
+def _parse_split(instances: Path) -> str:
     """Return the split in an instances file's name, or train. Raises UsageError for two."""
-    words = [word.removeprefix("mini") for word in re.findall("[a-z]+", _name_of(instances).lower())]
-    found = {split for split in SPLITS for word in words if word.startswith(split)}
-    if len(found) > 1:
+    words = [word.removeprefix("mini") for word in re.findall("[a-z]+", _base_name(instances).lower())]
+    named = {split for split in SPLITS for word in words if word.startswith(split)}
+    if len(named) > 1:
         raise UsageError(
-            f"is named after {' and '.join(sorted(found))}; choose it with --coco and --split", path=instances
+            f"is named after {' and '.join(sorted(named))}; choose it with --coco and --split", path=instances
         )
-    return found.pop() if found else "train"
+    return named.pop() if named else "train"
 
 
-def _name_of(instances: Path) -> str:
+def _base_name(instances: Path) -> str:
     return instances.stem.removeprefix(PREFIX)
 
 
@@ -205,7 +205,7 @@ class CocoInstances:
         self.problems = Problems()
         self.missing = dict[int, Path]()
         self.categories: dict[int, str] = {}
-        self._heads: set[int] = set()  # may represent a group of categories, and have the name of one
+        self._group_ids: set[int] = set()  # may represent a group of categories, and have the name of one
         self._path = split.instances
         self._walk = FolderWalk(split.images, follow_symlinks, self.problems)
         columns = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4"), ("id", "<i8")]
@@ -213,32 +213,32 @@ class CocoInstances:
         self._annotations = GrowingTable(np.dtype([(name, "<i8") for name in _ANNOTATION]))
         with ArchiveFile(self._path) as file:
             text = JsonText(file)
-            with self._at(text):
-                for part, offset, value in objects_in(text):
-                    with self.problems.collect(part), self._at(text):
+            with self._errors_at(text):
+                for part, offset, value in read_objects(text):
+                    with self.problems.collect(part), self._errors_at(text):
                         self._add(part, value, offset, text.offset - offset)
             self.identity = file.identity
         annotations = self._annotations.finish()
         names, used = Counter(self.categories.values()), {*np.unique(annotations["category"]).tolist()}
-        heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
-        self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
+        groups = {each for each in self._group_ids - used if names[self.categories[each]] > 1}
+        self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in groups}
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
             what = "has no categories (for captions, write metadata.jsonl beside the images), or two with one name"
             raise SourceDamaged(f"{what}; correct it", path=self._path)
         self.entries = self._table.finish()
-        self.images, self.places = self._placed(annotations)
+        self.images, self.places = self._locate(annotations)
         advice = f"is not in {self._path.name}; remove the image, or add it there"
         self.ignored = Counter[str]()
         if not self.problems.has("images"):  # else some of the files have no entry
             self.ignored = report_unlisted(self._walk, "", self.entries["path"], advice)
 
-    def _at(self, text: JsonText) -> AbstractContextManager[None]:
+    def _errors_at(self, text: JsonText) -> AbstractContextManager[None]:
         return errors_as_damage(
             self._path, "correct it, or copy it again", place=lambda: f"before byte {text.offset}: "
         )
 
     def _add(self, part: str, value: dict[str, Any], offset: int, size: int) -> None:
-        number = _id_in(value, "id")
+        number = _read_id(value, "id")
         if part == "images":
             name, *sides = (value.get(each) for each in ("file_name", "width", "height"))
             if not isinstance(name, str) or not all(type(s) is int and 1 <= s <= MAX_SIDE for s in sides):
@@ -253,8 +253,8 @@ class CocoInstances:
             extra, key = (file.size, *sides, number), record_key("", place)
             self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, extra=extra)
         elif part == "annotations":
-            box_in(value)
-            ids = _id_in(value, "image_id"), _id_in(value, "category_id")
+            read_box(value)
+            ids = _read_id(value, "image_id"), _read_id(value, "category_id")
             self._annotations.append((offset, size, *ids))
         else:
             name = value.get("name")
@@ -262,24 +262,24 @@ class CocoInstances:
                 raise ValueError(f"the category {number} has no name, or occurs twice")
             self.categories[number] = name
             if value.get("supercategory") == "none":  # as Roboflow writes the first one
-                self._heads.add(number)
+                self._group_ids.add(number)
 
-    def _placed(self, rows: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _locate(self, rows: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return ``images`` and ``places``, and add the sizes to the lengths of the entries."""
         ids = self.entries["id"]
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
             self.problems.add(SourceDamaged("two images have the same id; correct it", path=self._path))
-        there = np.isin(rows["image"], ids)
-        known = there | np.isin(rows["image"], [*self.missing])
-        in_category = np.isin(rows["category"], [*self.categories])
-        checks = ((known, "an image"), (in_category, "a category"))
+        has_entry = np.isin(rows["image"], ids)
+        has_image = has_entry | np.isin(rows["image"], [*self.missing])
+        has_category = np.isin(rows["category"], [*self.categories])
+        checks = ((has_image, "an image"), (has_category, "a category"))
         for is_known, what in () if self.problems else checks:
             for at_byte in rows["offset"][~is_known].tolist():
                 missing = f"refers to {what} that does not exist; correct it"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
-        rows = rows[there & in_category]
+        rows = rows[has_entry & has_category]
         record = by_id[np.searchsorted(ids, rows["image"], sorter=by_id)]
         self.entries["length"] += np.bincount(record, rows["size"], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
@@ -287,11 +287,11 @@ class CocoInstances:
         return of_image[order], np.stack([rows["offset"], rows["size"]], axis=1)[order]
 
 
-def _id_in(value: dict[str, Any], name: str) -> int:
-    found = value.get(name)
-    if type(found) is not int or not -MAX_ID < found < MAX_ID:
+def _read_id(value: dict[str, Any], name: str) -> int:
+    number = value.get(name)
+    if type(number) is not int or not -MAX_ID < number < MAX_ID:
         raise ValueError(f"the {name} of an object is not a whole number")
-    return found
+    return number
 
 
 @dataclass
@@ -327,15 +327,15 @@ class CocoReader(ImagesAndFile):
         sides = (int(entry["width"]), int(entry["height"]))
         with errors_as_damage(self.path, "start again", place=lambda: f"the image at byte {offset}: "):
             places = sorted(self.annotations[first:last].tolist())
-            found = [_DECODER.decode(file.read_at(size, at).decode()) for at, size in places]
-            labels = [self.categories.index(one["category_id"]) for one in found]
-            boxes = np.array([box_in(one) for one in found], np.float64).reshape(-1, 4)  # in pixels
+            objects = [_DECODER.decode(file.read_at(size, at).decode()) for at, size in places]
+            labels = [self.categories.index(each["category_id"]) for each in objects]
+            boxes = np.array([read_box(each) for each in objects], np.float64).reshape(-1, 4)  # in pixels
             corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
             values = (
                 np.clip(corners / (sides * 2), 0, 1).astype(np.float32),
                 np.array(labels, np.int32),
-                np.array([bool(one.get("iscrowd")) for one in found], np.bool_),
-                [one.get("segmentation") for one in found],
+                np.array([bool(each.get("iscrowd")) for each in objects], np.bool_),
+                [each.get("segmentation") for each in objects],
                 sorted(set(labels)),
             )
         return tuple(field.codec.encode(value) for field, value in zip(self.schema, values, strict=True))
@@ -354,42 +354,42 @@ class JsonText:
         """The offset in the file of the next byte to read."""
         return self._start + self._at
 
-    def next(self) -> str:
+    def peek(self) -> str:
         """Skip spaces and return the next character, without skipping it; empty at the end."""
         while True:
             space = _SPACE.match(self._text, self._at)
             self._at = space.end() if space else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
-            if self._is_all:
+            if self._is_fully_read:
                 return ""
             self._read()
 
     def expect(self, mark: str) -> None:
         """Skip the mark, which must be next."""
-        if self.next() != mark:
-            raise ValueError(f"expected {mark!r}, not {self.next()!r}")
+        if self.peek() != mark:
+            raise ValueError(f"expected {mark!r}, not {self.peek()!r}")
         self._at += 1
 
     def items(self, begin: str, end: str) -> Iterator[int]:
         """Yield the offset of each item between the marks; the caller must read it."""
         self.expect(begin)
-        while self.next() != end:
+        while self.peek() != end:
             yield self.offset
-            if self.next() != end:
+            if self.peek() != end:
                 self.expect(",")
         self.expect(end)
 
-    def value(self) -> Any:
+    def read_value(self) -> Any:
         """Read the next value, of any type."""
-        self.next()
+        self.peek()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or self._is_all:  # a number may continue
+                if end < len(self._text) or self._is_fully_read:  # a number may continue
                     break
             except json.JSONDecodeError as error:
-                if self._is_all:
+                if self._is_fully_read:
                     raise ValueError(f"is not JSON: {error.msg}") from error
             if len(self._text) - self._at > MAX_OBJECT_BYTES:
                 raise ValueError(f"has no JSON value within {MAX_OBJECT_BYTES} bytes")
@@ -398,7 +398,7 @@ class JsonText:
         return value if raw.isascii() else _DECODER.decode(raw.encode("latin-1").decode())
 
     @property
-    def _is_all(self) -> bool:
+    def _is_fully_read(self) -> bool:
         return self._start + len(self._text) >= self._file.end
 
     def _read(self) -> None:
@@ -410,23 +410,23 @@ class JsonText:
         self._start, self._at, self._text = self._start + self._at, 0, left + piece.decode("latin-1")
 
 
-def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def read_objects(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Yield the list's name, the offset and the value of each object in COCO's lists."""
     for _ in text.items("{", "}"):
-        name = text.value()
+        name = text.read_value()
         text.expect(":")
-        if name not in PARTS:
-            text.value()
+        if name not in LISTS:
+            text.read_value()
             continue
         for offset in text.items("[", "]"):
-            if text.next() != "{":
+            if text.peek() != "{":
                 raise ValueError("expected a JSON object")
-            yield name, offset, text.value()
-    if text.next():
+            yield name, offset, text.read_value()
+    if text.peek():
         raise ValueError("has text after its JSON object; remove it")
 
 
-def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
+def read_box(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
     """Return an annotation's left and upper edge, width and height in pixels. Raises ValueError."""
     box: Any = annotation.get("bbox")
     if box is None:
