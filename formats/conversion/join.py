@@ -69,9 +69,9 @@ from shardprep.formats.shards.manifest import (
     read_manifest,
 )
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
-from shardprep.formats.sources.lists import PATH_COLUMNS, usual_column
+from shardprep.formats.sources.lists import PATH_COLUMNS, find_column
 from shardprep.formats.sources.source import ResourceReader, entry_dtype
-from shardprep.formats.sources.tables import CellKind, Lines, TableForm, encoded_cell, row_at
+from shardprep.formats.sources.tables import ColumnKind, Lines, TableForm, encode_cell, read_row
 
 JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
 Keys = npt.NDArray[np.bytes_]
@@ -383,7 +383,7 @@ AT_BYTE = "the row at byte"
 @contextmanager
 def _in_file(path: Path, identity: Identity, encoded: Callable[[bytes], bytes]) -> Iterator[Value]:
     with ArchiveFile(path, identity) as file:
-        yield lambda place, length: row_at(file, length, place, encoded)
+        yield lambda place, length: read_row(file, length, place, encoded)
 
 
 def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -502,11 +502,11 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
         lines = Lines(file)
         with errors_as_damage(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
-            keys_name = usual_column(form.names, KEY_NAMES)
+            keys_name = find_column(form.names, KEY_NAMES)
             if not keys_name or header not in form.names:
                 missing = f"{header!r}; name one as FILE#COLUMN, of" if keys_name else NO_KEYS
                 raise ValueError(f"has no column {missing}: {', '.join(form.names)[:200]}")
-            kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
+            kind = ColumnKind(header, choice if choice.kind else None, typed=not form.delimiter)
             line = 0
             for row in form.rows(lines):
                 if isinstance(row, ValueError):
@@ -535,4 +535,4 @@ def _key(cell: object) -> bytes:
 
 
 def _encoded_cell(field: Field, form: TableForm, header: str, row: bytes) -> bytes:
-    return encoded_cell(field, form.cells(row)[header], typed=not form.delimiter)
+    return encode_cell(field, form.parse_row(row)[header], typed=not form.delimiter)

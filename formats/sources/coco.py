@@ -31,7 +31,7 @@ from shardprep.formats.sources.source import (
     SourceOptions,
     split_folders,
 )
-from shardprep.formats.sources.tables import ImagesAndFile, place_below
+from shardprep.formats.sources.tables import ImagesAndFile, relative_path
 from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
 
@@ -243,7 +243,7 @@ class CocoInstances:
             name, *sides = (value.get(each) for each in ("file_name", "width", "height"))
             if not isinstance(name, str) or not all(type(s) is int and 1 <= s <= MAX_SIDE for s in sides):
                 raise ValueError(f"the image {number} has no file_name, or no valid width and height")
-            place = place_below(name, [self._walk.top])
+            place = relative_path(name, [self._walk.top])
             file = self._walk.find(place)
             if file is None:  # Label Studio's paths begin with the name of the folder
                 file = self._walk.find(place := place.removeprefix(f"{self._walk.top.name}/"))

@@ -41,16 +41,16 @@ from shardprep.formats.sources.source import (
 from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
     TABLE_SUFFIXES,
-    CellKind,
+    ColumnKind,
     ImagesAndFile,
     Lines,
     TableForm,
     TableRow,
-    cell_kinds,
-    encoded_cell,
+    column_kinds,
+    encode_cell,
     label_name,
-    place_below,
-    row_at,
+    read_row,
+    relative_path,
 )
 from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import (
@@ -71,30 +71,30 @@ LABEL_COLUMNS = (
     *("wnid", "synset", "y", "classid"),
 )
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
-_PLAIN = ("path", "label")
+_PLAIN_COLUMNS = ("path", "label")
 
 
 @dataclass(frozen=True)
-class ListedTable:
+class ImageTable:
     """A table of images: its columns of paths, labels and splits, the kinds of others, and all names.
 
-    Without a column of labels, ``labels`` is None if folders may be classes, and "" if no image has a label.
+    Without such a column, ``label_column`` is None if folders may be classes, and "" if no image has any.
     """
 
     file: ArchiveFile
     form: TableForm
-    paths: str = "path"
-    labels: str | None = "label"
-    splits: str | None = None
-    kinds: dict[str, CellKind] = field(default_factory=dict)
-    names: dict[str, None] = field(default_factory=dict)  # of all rows
+    path_column: str = "path"
+    label_column: str | None = "label"
+    split_column: str | None = None
+    kinds: dict[str, ColumnKind] = field(default_factory=dict)
+    column_names: dict[str, None] = field(default_factory=dict)  # of all rows
 
 
 @dataclass
 class SplitImages:
     """The listed images of a split; ``missing`` counts missing files, and ``ignored`` skipped ones."""
 
-    table: ListedTable
+    table: ImageTable
     rows: EntryTable
     missing: int = 0
     first_missing: str = ""
@@ -103,7 +103,7 @@ class SplitImages:
 
 
 @dataclass(frozen=True)
-class ListedSource(Source):
+class TableSource(Source):
     """Images below ``root``, listed in tables; those of a list may be missing or skipped.
 
     ``places`` has the folder of each split, relative to ``root``, and ``tables`` the table: its own or one
@@ -119,53 +119,53 @@ class ListedSource(Source):
     tables: Mapping[str, Path]
 
     @abstractmethod
-    def table_in(self, file: ArchiveFile) -> ListedTable:
+    def read_header(self, file: ArchiveFile) -> ImageTable:
         """Read the header of a table. Raises ValueError, UsageError."""
 
     @abstractmethod
-    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
+    def locate(self, table: ImageTable, row: TableRow) -> tuple[str, str, str]:
         """Return an image's split, and its path below the root and below the split. Raises ValueError."""
 
     @property
     def splits(self) -> tuple[str, ...]:
         # without split folders, there may be a column of splits
-        whole = self.found.images if "" in self.places.values() else self.places
-        return tuple(split for split in SPLITS if split in whole)
+        by_split = self.listed_images.by_split if "" in self.places.values() else self.places
+        return tuple(split for split in SPLITS if split in by_split)
 
     @cached_property
-    def found(self) -> ListedImages:
+    def listed_images(self) -> ListedImages:
         return ListedImages(self)
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
-        found, follow = self.found, self.source_options.follow_symlinks
-        one = found.images[split]
-        table = one.table
-        images = TreeReader(self.root, follow, IMAGE_COLUMNS)
-        reader: ByteReader = images
-        if found.fields:
-            reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
+        listed, follow = self.listed_images, self.source_options.follow_symlinks
+        images = listed.by_split[split]
+        table = images.table
+        files = TreeReader(self.root, follow, IMAGE_COLUMNS)
+        reader: ByteReader = files
+        if listed.fields:
+            reader = RowReader(files, table.file.path, table.file.identity, table.form, listed.fields)
         kept = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
-        used = {table.paths, table.labels, table.splits, *table.kinds, ""}
-        if unused := ", ".join(name for name in table.names if name not in used):
+        used = {table.path_column, table.label_column, table.split_column, *table.kinds, ""}
+        if unused := ", ".join(name for name in table.column_names if name not in used):
             notes = (f"columns left out: {unused}; take one with --column NAME:KIND", *notes)
-        first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
-        if not len(one.entries):
-            first += "; give the folder that the paths are relative to with --root"
+        shortfall = f"{count_of(images.missing, 'file')} missing, first {images.first_missing}"
+        if not len(images.entries):
+            shortfall += "; give the folder that the paths are relative to with --root"
         return Listing(
             split,
             self.LAYOUT,
-            one.entries,
-            found.space,
+            images.entries,
+            listed.space,
             reader,
             archives=(describe_archive(table.file.path),),
-            expected=len(one.entries) + one.missing if self.is_list else None,
-            shortfall=first if one.missing else "",
-            problems=found.problems,
-            ignored=dict(one.ignored),
+            expected=len(images.entries) + images.missing if self.is_list else None,
+            shortfall=shortfall if images.missing else "",
+            problems=listed.problems,
+            ignored=dict(images.ignored),
             notes=notes,
-            options=self.source_options.kept(*kept, *ListedSource.TAKES),
-            schema=Schema(found.fields.values()),
+            options=self.source_options.kept(*kept, *TableSource.TAKES),
+            schema=Schema(listed.fields.values()),
         )
 
 
@@ -177,107 +177,107 @@ class ListedImages:
     UsageError for missing columns.
     """
 
-    def __init__(self, source: ListedSource) -> None:
+    def __init__(self, source: TableSource) -> None:
         self._source, self.problems = source, Problems()
-        self.images: dict[str, SplitImages] = {}
-        self.kinds: dict[str, CellKind] = {}
+        self.by_split: dict[str, SplitImages] = {}
+        self.kinds: dict[str, ColumnKind] = {}
         self.classes = Classes()
         self._walk = FolderWalk(source.root, source.source_options.follow_symlinks, self.problems)
-        tables = {path: self._read(path) for path in dict.fromkeys(source.tables.values())}
+        tables = {path: self._read_table(path) for path in dict.fromkeys(source.tables.values())}
         for split, path in source.tables.items():
-            if not tables[path].splits or not self.images:
-                self._images_of(split, tables[path])
+            if not tables[path].split_column or not self.by_split:
+                self._split_images(split, tables[path])
         self.fields = {header: kind.field for header, kind in self.kinds.items()}
-        self.space, numbers = self.classes.assign_labels()
-        for one in self.images.values():
-            one.entries = one.rows.finish()
-            one.entries["label"] = numbers[one.entries["label"]]
+        self.space, labels = self.classes.assign_labels()
+        for images in self.by_split.values():
+            images.entries = images.rows.finish()
+            images.entries["label"] = labels[images.entries["label"]]
         if not source.is_list and not self.problems.has("row", "path", "label"):  # all rows are known
-            self._refuse_unlisted(source.places)
+            self._report_unlisted(source.places)
 
-    def _refuse_unlisted(self, places: Mapping[str, str]) -> None:
+    def _report_unlisted(self, places: Mapping[str, str]) -> None:
         for place in dict.fromkeys(places.values()):
-            images = [one for split, one in self.images.items() if places.get(split, "") == place]
-            listed = np.concatenate([one.entries["path"] for one in images])
+            images = [each for split, each in self.by_split.items() if places.get(split, "") == place]
+            listed = np.concatenate([each.entries["path"] for each in images])
             walk = replace(self._walk, ignored=Counter())
             advice = "has no row in the table; add one, or remove it"
             images[0].ignored = report_unlisted(walk, place, listed, advice)
 
-    def _images_of(self, split: str, table: ListedTable) -> SplitImages:
-        if split not in self.images:
+    def _split_images(self, split: str, table: ImageTable) -> SplitImages:
+        if split not in self.by_split:
             columns = [(name, "<i8") for name in ("line", "image_length", "row_length")]
-            self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, columns))
-        return self.images[split]
+            self.by_split[split] = SplitImages(table, EntryTable(table.file.path, self.problems, columns))
+        return self.by_split[split]
 
-    def _read(self, path: Path) -> ListedTable:
+    def _read_table(self, path: Path) -> ImageTable:
         """Read all rows of a table, and collect the problems with them."""
         with ArchiveFile(path) as file:
-            with self._at(path, lambda: 1):
-                table = self._source.table_in(file)
+            with self._errors_at(path, lambda: 1):
+                table = self._source.read_header(file)
                 self.kinds = self.kinds or table.kinds
                 if self.kinds.keys() != table.kinds.keys():
                     raise ValueError(
                         "has different columns from the table of another split; give all tables the same columns"
                     )
             lines = Lines(file)
-            with self._at(path, lambda: lines.number):
+            with self._errors_at(path, lambda: lines.number):
                 for row in table.form.rows(lines):
                     if isinstance(row, TableRow):
-                        self._add(table, row)
+                        self._add_row(table, row)
                         continue
-                    with self.problems.collect("row"), self._at(path, lambda: lines.number):
+                    with self.problems.collect("row"), self._errors_at(path, lambda: lines.number):
                         raise row
         return table
 
-    def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
+    def _errors_at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
         return errors_as_damage(path, "correct the table", place=lambda: f"line {line()}: ")
 
-    def _add(self, table: ListedTable, row: TableRow) -> None:
+    def _add_row(self, table: ImageTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""
-        table.names.update(dict.fromkeys(row.cells))  # JSON objects may have more
+        table.column_names.update(dict.fromkeys(row.cells))  # JSON objects may have more
         place = file = label = None
         is_list = self._source.is_list
-        with self.problems.collect("path"), self._at(table.file.path, lambda: row.line):
-            split, place, path = self._source.place_of(table, row)
+        with self.problems.collect("path"), self._errors_at(table.file.path, lambda: row.line):
+            split, place, path = self._source.locate(table, row)
         if place is None:
             return
-        with self.problems.collect(), self._at(table.file.path, lambda: row.line):
+        with self.problems.collect(), self._errors_at(table.file.path, lambda: row.line):
             file = self._walk.find(place)
             if file is None and not place.lower().endswith(IMAGE_SUFFIXES):
-                found = list(filter(None, (self._walk.find(place + suffix) for suffix in IMAGE_SUFFIXES)))
-                if len(found) > 1:
-                    raise ValueError(f"{place} is {found[0].path} or {found[1].path}; add the extension")
-                file = found[0] if found else None
+                files = list(filter(None, (self._walk.find(place + suffix) for suffix in IMAGE_SUFFIXES)))
+                if len(files) > 1:
+                    raise ValueError(f"{place} is {files[0].path} or {files[1].path}; add the extension")
+                file = files[0] if files else None
             if file is None and not is_list:
                 missing = f"line {row.line}: {place} is missing; add it, or remove the row"
                 self.problems.add(SourceIncomplete(missing, path=table.file.path), "missing")
         if file is None and not is_list:
             return
-        with self.problems.collect("label"), self._at(table.file.path, lambda: row.line):
-            if not table.labels:
-                label = self.classes.add_folder(path) if table.labels is None else UNLABELLED
+        with self.problems.collect("label"), self._errors_at(table.file.path, lambda: row.line):
+            if not table.label_column:
+                label = self.classes.add_folder(path) if table.label_column is None else UNLABELLED
             else:
-                cell = row.cells[table.labels]
+                cell = row.cells[table.label_column]
                 name = "" if cell is None else label_name(cell).strip()
                 if is_list and not name:
                     raise ValueError("has no label")
                 label = self.classes.add_text("" if name == "-1" and not is_list else name)
         if self.kinds:
-            with self.problems.collect("row"), self._at(table.file.path, lambda: row.line):
+            with self.problems.collect("row"), self._errors_at(table.file.path, lambda: row.line):
                 for header, kind in self.kinds.items():
                     kind.add(row.cells[header])
         if label is None:
             return
-        one = self._images_of(split, table)
+        images = self._split_images(split, table)
         if file is None:
-            one.missing += 1
-            one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
+            images.missing += 1
+            images.first_missing = images.first_missing or f"{self._source.root / place} in line {row.line}"
             return
         if is_list and self._source.source_options.skip_non_images and self._walk.skip_non_image(file):
-            one.ignored[NON_IMAGES] += 1
+            images.ignored[NON_IMAGES] += 1
             return
         length, offset = (row.length, row.offset) if self.kinds or not is_list else (0, 0)
-        one.rows.append(
+        images.rows.append(
             record_key(path.partition("/")[0], path),
             label,
             length=file.size + length,
@@ -296,10 +296,10 @@ class RowReader(ImagesAndFile):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         length, offset = int(entry["row_length"]), int(entry["offset"])
-        row = row_at(self.resource[1], length, offset, self.form.cells)
+        row = read_row(self.resource[1], length, offset, self.form.parse_row)
         typed = not self.form.delimiter
         try:
-            return tuple(encoded_cell(field, row[name], typed=typed) for name, field in self.fields.items())
+            return tuple(encode_cell(field, row[name], typed=typed) for name, field in self.fields.items())
         except BadValue as error:
             raise BadValue(f"{self.path.name}, line {entry['line']}: {error.message}") from error
 
@@ -323,7 +323,7 @@ def recognise_list(path: Path, split: str | None, options: SourceOptions) -> Lab
 
 
 @dataclass(frozen=True)
-class LabelledList(ListedSource):
+class LabelledList(TableSource):
     """A list of files below ``root`` with their labels; all are of its split unless a column tells.
 
     Labels that are numbers stay the same, and name their classes, such as ``00042``. Class names are numbered
@@ -331,14 +331,14 @@ class LabelledList(ListedSource):
     """
 
     LAYOUT = "image-list"
-    TAKES = ("root", *ListedSource.TAKES)
+    TAKES = ("root", *TableSource.TAKES)
     is_list = True
 
     @property
     def description(self) -> str:
         return f"{super().description}, with files below {self.root}"
 
-    def table_in(self, file: ArchiveFile) -> ListedTable:
+    def read_header(self, file: ArchiveFile) -> ImageTable:
         options, suffix = self.source_options, file.path.suffix.lower()
         names_columns = bool(options.kept("path_column", "label_column", "columns"))
         if suffix not in TABLE_SUFFIXES:
@@ -346,68 +346,68 @@ class LabelledList(ListedSource):
                 raise ValueError(
                     "needs named columns, which a text file does not have; give a CSV or JSON Lines file"
                 )
-            return ListedTable(file, TableForm(_PLAIN, is_text=True))
+            return ImageTable(file, TableForm(_PLAIN_COLUMNS, is_text=True))
         is_json = suffix not in CSV_SUFFIXES
         form = TableForm.of_objects(file) if is_json else TableForm.of(file, unique=False)
         names = form.names if is_json else tuple(name.strip() for name in form.names)
         if is_json and not names:  # no line is an object
-            return ListedTable(file, form)
+            return ImageTable(file, form)
         if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
-            return ListedTable(file, TableForm(_PLAIN, form.delimiter, has_header=False))
-        path = _column(file, names, options.path_column, PATH_COLUMNS, "--path-column")
+            return ImageTable(file, TableForm(_PLAIN_COLUMNS, form.delimiter, has_header=False))
+        path = _choose_column(file, names, options.path_column, PATH_COLUMNS, "--path-column")
         label = options.label_column
         if label != "":
-            label = _column(file, names, label, LABEL_COLUMNS, '--label-column ("" for none)')
+            label = _choose_column(file, names, label, LABEL_COLUMNS, '--label-column ("" for none)')
         choices = options.column_choices
         used = {path, label, *(choice.origin for choice in choices)}
         split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
-        kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
+        kinds = column_kinds(names, choices, (), typed=is_json) if choices else {}
         taken = tuple(dict.fromkeys(name for name in (path, label, split, *kinds) if name))
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
         form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
-        return ListedTable(file, form, path, label, split, kinds, dict.fromkeys(names))
+        return ImageTable(file, form, path, label, split, kinds, dict.fromkeys(names))
 
-    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        path, (split,) = row.cells[table.paths], self.tables
+    def locate(self, table: ImageTable, row: TableRow) -> tuple[str, str, str]:
+        path, (split,) = row.cells[table.path_column], self.tables
         if not isinstance(path, str):
-            raise ValueError(f"has no text under {table.paths!r}")
-        if table.splits is not None:
-            cell = row.cells[table.splits]
-            named = split_from_cell(cell)
-            if named is None:
+            raise ValueError(f"has no text under {table.path_column!r}")
+        if table.split_column is not None:
+            cell = row.cells[table.split_column]
+            found = split_from_cell(cell)
+            if found is None:
                 raise ValueError(
                     f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (splits are "
                     f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
-                    f"NAME:KIND={table.splits}"
+                    f"NAME:KIND={table.split_column}"
                 )
-            split = named
-        place = place_below(path.strip(), self._roots)
+            split = found
+        place = relative_path(path.strip(), self._roots)
         return split, place, place
 
     @cached_property
     def _roots(self) -> list[Path]:
         """The root with links resolved and as it was given: absolute paths may begin with either."""
-        given = self.source_options.root
-        return [self.root] if given is None else [self.root, user_path(given).absolute()]
+        root = self.source_options.root
+        return [self.root] if root is None else [self.root, user_path(root).absolute()]
 
 
-def _column(
-    file: ArchiveFile, names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str
+def _choose_column(
+    file: ArchiveFile, names: Sequence[str], wanted: str | None, known: Sequence[str], option: str
 ) -> str:
-    """Return the wanted column, or else the first usual one, ignoring case. Raises UsageError."""
-    found = usual_column(names, usual) if wanted is None else wanted
-    if not found or found not in names:  # a header may be empty
-        looked_for = f"{usual[0]!r} or the like" if wanted is None else repr(wanted)
+    """Return the wanted column, or else the first known one, ignoring case. Raises UsageError."""
+    column = find_column(names, known) if wanted is None else wanted
+    if not column or column not in names:  # a header may be empty
+        looked_for = f"{known[0]!r} or the like" if wanted is None else repr(wanted)
         there = ", ".join(names)[:200]
         raise UsageError(f"has no column {looked_for}; choose one with {option}: {there}", path=file.path)
-    return found
+    return column
 
 
-def usual_column(names: Sequence[str], usual: Sequence[str]) -> str:
-    """Return the first usual name that a column has, ignoring case, as it is in the table; "" for none."""
+def find_column(names: Sequence[str], known: Sequence[str]) -> str:
+    """Return the first known name that a column has, ignoring case, as it is in the table; "" for none."""
     by_lower = {name.lower(): name for name in reversed(names)}
-    return next((by_lower[name] for name in usual if name in by_lower), "")
+    return next((by_lower[name] for name in known if name in by_lower), "")
 
 
 TABLES = ("metadata.csv", "metadata.jsonl")
@@ -422,8 +422,8 @@ def recognise_metadata(path: Path, split: str | None, options: SourceOptions) ->
     if only some split folders have one.
     """
     places = split_folders(path)
-    by_split = {name: table for name, folder in places.items() if (table := _table_in(path / folder))}
-    whole = _table_in(path)
+    by_split = {name: table for name, folder in places.items() if (table := _find_table(path / folder))}
+    whole = _find_table(path)
     if whole and by_split:
         raise UsageError(
             "has a table, and so has the folder of a split; keep one table for each image", path=whole
@@ -439,17 +439,17 @@ def recognise_metadata(path: Path, split: str | None, options: SourceOptions) ->
     return MetadataFolder(path, options, places, by_split)
 
 
-def _table_in(folder: Path) -> Path | None:
-    found = [folder / name for name in TABLES if (folder / name).is_file()]
-    if len(found) > 1:
+def _find_table(folder: Path) -> Path | None:
+    tables = [folder / name for name in TABLES if (folder / name).is_file()]
+    if len(tables) > 1:
         raise UsageError(f"has {' and '.join(TABLES)}; keep one of them", path=folder)
-    if not found and (unread := folder / "metadata.parquet").is_file() and holds_images(folder):
+    if not tables and (unread := folder / "metadata.parquet").is_file() and holds_images(folder):
         raise UsageError(f"is not read beside images; write its rows to {TABLES[1]}", path=unread)
-    return found[0] if found else None
+    return tables[0] if tables else None
 
 
 @dataclass(frozen=True)
-class MetadataFolder(ListedSource):
+class MetadataFolder(TableSource):
     """Images in folders with a row each in a table."""
 
     LAYOUT = "metadata"
@@ -463,17 +463,17 @@ class MetadataFolder(ListedSource):
         names = ", ".join(dict.fromkeys(str(table.relative_to(self.root)) for table in self.tables.values()))
         return f"{super().description}, with columns of {names}"
 
-    def table_in(self, file: ArchiveFile) -> ListedTable:
+    def read_header(self, file: ArchiveFile) -> ImageTable:
         form, options = TableForm.of(file), self.source_options
         names = form.names
-        path = _column(file, names, options.path_column or PATH_NAME, (), "--path-column")
+        path = _choose_column(file, names, options.path_column or PATH_NAME, (), "--path-column")
         label = next((name for name in LABEL_NAMES if name in names), None)
         if options.label_column is not None:
             wanted = options.label_column
-            label = wanted and _column(file, names, wanted, (), "--label-column")
+            label = wanted and _choose_column(file, names, wanted, (), "--label-column")
         used = (path, label, self._split_column(form, file))
-        kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
-        return ListedTable(file, form, *used, kinds, dict.fromkeys(names))
+        kinds = column_kinds(names, options.column_choices, used, typed=not form.delimiter)
+        return ImageTable(file, form, *used, kinds, dict.fromkeys(names))
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
         """Return the column of splits, unless splits have folders, or it is chosen, or has other values."""
@@ -487,15 +487,15 @@ class MetadataFolder(ListedSource):
                 return name
         return None
 
-    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        given = row.cells[table.paths]
-        if not isinstance(given, str) or given.startswith("/"):
-            raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
+    def locate(self, table: ImageTable, row: TableRow) -> tuple[str, str, str]:
+        cell, split_column = row.cells[table.path_column], table.split_column
+        if not isinstance(cell, str) or cell.startswith("/"):
+            raise ValueError(f"names a file that is not beside the table: {str(cell)[:200]!r}")
         beside = table.file.path.parent.relative_to(self.root).as_posix()
-        place = place_below(f"{beside}/{given}", [self.root])
+        place = relative_path(f"{beside}/{cell}", [self.root])
         splits = {self.places[split]: split for split, path in self.tables.items() if path == table.file.path}
         folder, _, path = ("", "", place) if "" in splits else place.partition("/")
-        split = splits.get(folder) if table.splits is None else split_from_cell(row.cells[table.splits])
+        split = splits.get(folder) if split_column is None else split_from_cell(row.cells[split_column])
         if split is None or not path:
             raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
         return split, place, path

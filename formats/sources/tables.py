@@ -58,7 +58,7 @@ class ImagesAndFile(ResourceReader[tuple[TreeReader, ArchiveFile]]):
         return self.images.location_of(entry)
 
 
-def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes], Row]) -> Row:
+def read_row(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes], Row]) -> Row:
     """Read and parse a row at an offset. Raises SourceDamaged if it cannot be parsed or is truncated."""
     data = file.read_at(length, offset)
     if len(data) < length:
@@ -67,7 +67,7 @@ def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes],
         return parse(data)
 
 
-def place_below(path: str, roots: Sequence[Path]) -> str:
+def relative_path(path: str, roots: Sequence[Path]) -> str:
     """Return a path relative to the root, which has the names ``roots``. Raises ValueError for others."""
     if path.startswith("/"):
         root = next((root for root in roots if Path(path).is_relative_to(root)), None)
@@ -97,7 +97,7 @@ class Lines(Iterator[str]):
     def __init__(self, file: ArchiveFile) -> None:
         self.number = self.offset = 0
         self._end = file.end
-        self._raw = _raw_lines(file)
+        self._raw = _read_raw_lines(file)
 
     def __next__(self) -> str:
         self.number += 1
@@ -114,7 +114,7 @@ class Lines(Iterator[str]):
         return text + "\n"
 
 
-def _raw_lines(file: ArchiveFile) -> Iterator[bytes]:
+def _read_raw_lines(file: ArchiveFile) -> Iterator[bytes]:
     rest = b""
     for offset in range(0, file.end, _PIECE_BYTES):
         *whole, rest = (rest + file.read_at(_PIECE_BYTES, offset)).split(b"\n")
@@ -126,19 +126,19 @@ def _raw_lines(file: ArchiveFile) -> Iterator[bytes]:
 
 
 SEPARATOR = "|"  # of several labels in one cell of CSV
-_FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+_ACCEPTED_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
-def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
+def encode_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
     """Encode a cell for its column; ``typed`` cells are JSON values. Raises BadValue."""
     try:
-        return field.codec.encode(_value(field, cell, typed=typed))
+        return field.codec.encode(_parse_cell(field, cell, typed=typed))
     except (ValueError, BadValue, RecursionError) as error:
         what = "is not JSON: " if isinstance(error, json.JSONDecodeError) else ""
         raise BadValue(f"the column {field.name}: {what}{getattr(error, 'message', error)}") from error
 
 
-def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
+def parse_class_names(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
     """Return the class names in a cell of kind label or labels. Raises ValueError."""
     if kind == "labels" and typed:
         if not isinstance(cell, list):
@@ -149,13 +149,13 @@ def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
     return [name for name in names if name]
 
 
-def _value(field: Field, cell: Any, *, typed: bool) -> Any:
+def _parse_cell(field: Field, cell: Any, *, typed: bool) -> Any:
     kind, codec = field.kind, field.codec
     if kind in CLASS_CODECS:
-        names = names_in(cell, kind, typed=typed)
+        names = parse_class_names(cell, kind, typed=typed)
         return names if kind == "labels" else (names[0] if names else -1)
     if isinstance(codec, ArrayCodec):
-        return _array(codec, cell if typed else json.loads(cell))
+        return _parse_array(codec, cell if typed else json.loads(cell))
     if typed or kind == "text":
         return cell
     if kind == "json":
@@ -168,12 +168,12 @@ def _value(field: Field, cell: Any, *, typed: bool) -> Any:
     raise ValueError(f"expected a {'whole ' * (kind == 'int')}number, not {cell[:80]!r}")
 
 
-def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
+def _parse_array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
     """Convert nested lists of numbers to an array of the codec. Raises ValueError for other values."""
     if value == [] and codec.shape[:1] == (None,):
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
     found = np.asarray(value)
-    if found.size and found.dtype.kind not in _FROM.get(codec.elements.kind, ""):
+    if found.size and found.dtype.kind not in _ACCEPTED_KINDS.get(codec.elements.kind, ""):
         raise ValueError(f"expected numbers for {codec.kind}, not {str(value)[:80]}")
     with np.errstate(over="ignore"):
         array: npt.NDArray[Any] = found.astype(codec.elements)
@@ -201,7 +201,7 @@ _NUMBER_CELL = re.compile(
 )
 
 
-class CellKind:
+class ColumnKind:
     """The kind of one column, guessed from all of its cells; ``header`` is its name in the table.
 
     Guesses are int, float, text, and json for other JSON values. CSV cells are text (``typed`` is False); an
@@ -211,7 +211,7 @@ class CellKind:
 
     def __init__(self, header: str, choice: ColumnChoice | None = None, *, typed: bool) -> None:
         self.header, self._choice, self._typed = header, choice, typed
-        self._found: set[str] = set()
+        self._seen: set[str] = set()
         self._has_empty = False
         self._classes: dict[str, None] = {}
         if choice and choice.kind in ("image", "bytes"):
@@ -224,17 +224,17 @@ class CellKind:
         """Take a cell into account. Raises ValueError for invalid class names."""
         choice = self._choice
         if choice and choice.kind in CLASS_CODECS:
-            self._classes.update(dict.fromkeys(names_in(cell, choice.kind, typed=self._typed)))
+            self._classes.update(dict.fromkeys(parse_class_names(cell, choice.kind, typed=self._typed)))
             if len(self._classes) > MAX_CLASSES:
                 raise ValueError(
                     f"has a class of {self.header!r} that exceeds the limit of {MAX_CLASSES} classes"
                 )
         elif not choice and self._typed:
-            self._found.add(_kind_of_value(cell))
+            self._seen.add(_kind_of_value(cell))
         elif not choice and not cell.strip():
             self._has_empty = True
-        elif not choice and "text" not in self._found:
-            self._found.add(_kind_of_text(cell.strip()))
+        elif not choice and "text" not in self._seen:
+            self._seen.add(_kind_of_text(cell.strip()))
 
     @property
     def field(self) -> Field:
@@ -251,29 +251,29 @@ class CellKind:
     @property
     def guess(self) -> str:
         """The kind that fits all cells so far."""
-        if self._found and self._found <= {"int", "wide int"} and not self._has_empty:
+        if self._seen and self._seen <= {"int", "wide int"} and not self._has_empty:
             return "int"
-        if self._found and self._found <= {"int", "float"}:
+        if self._seen and self._seen <= {"int", "float"}:
             return "float"
-        return "json" if self._typed and self._found - {"text"} else "text"
+        return "json" if self._typed and self._seen - {"text"} else "text"
 
 
-def cell_kinds(
+def column_kinds(
     names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str | None], *, typed: bool
-) -> dict[str, CellKind]:
+) -> dict[str, ColumnKind]:
     """Return the kinds by header: of the chosen columns, or all that are not ``used``. Raises UsageError."""
     chosen = list(choices)
     if not chosen:
         used = {*used}
-        return {name: CellKind(name, typed=typed) for name in names if name not in used}
-    kinds = dict[str, CellKind]()
+        return {name: ColumnKind(name, typed=typed) for name in names if name not in used}
+    kinds = dict[str, ColumnKind]()
     for choice in chosen:
         if choice.origin not in names:
             there = ", ".join(names)[:200]
             raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {there}")
         if choice.origin in kinds:
             raise UsageError(f"the column {choice.origin!r} of the table is chosen twice; choose it once")
-        kinds[choice.origin] = CellKind(choice.origin, choice, typed=typed)
+        kinds[choice.origin] = ColumnKind(choice.origin, choice, typed=typed)
     return kinds
 
 
@@ -348,7 +348,7 @@ class TableForm:
             known = ", ".join(CSV_SUFFIXES + JSON_SUFFIXES)
             raise UsageError(f"is not a known kind of table; known kinds are {known}", path=file.path)
         delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
-        names = tuple(_cells(first, delimiter) if delimiter else _object_of(first))
+        names = tuple(_parse_csv(first, delimiter) if delimiter else _parse_object(first))
         if unique and len(set(names)) != len(names):
             raise ValueError("has two columns with the same name; rename one")
         return cls(names, delimiter)
@@ -368,10 +368,10 @@ class TableForm:
             return self._text_rows(lines)
         return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)
 
-    def cells(self, data: bytes) -> Mapping[str, Any]:
+    def parse_row(self, data: bytes) -> Mapping[str, Any]:
         """Parse the bytes of one row. Raises ValueError."""
         text = data.decode("utf-8-sig")
-        return self._named(_cells(text, self.delimiter) if self.delimiter else _object_of(text))
+        return self._name_cells(_parse_csv(text, self.delimiter) if self.delimiter else _parse_object(text))
 
     def _text_rows(self, lines: Lines) -> Rows:
         for line in filter(None, map(str.strip, lines)):
@@ -398,7 +398,7 @@ class TableForm:
             if not cells:
                 continue
             try:
-                yield TableRow(line, offset, lines.offset - offset, self._named(cells))
+                yield TableRow(line, offset, lines.offset - offset, self._name_cells(cells))
             except ValueError as error:
                 yield error
 
@@ -407,13 +407,13 @@ class TableForm:
         for text in lines:
             try:
                 if text.strip():
-                    cells = self._named(_object_of(text))
+                    cells = self._name_cells(_parse_object(text))
                     yield TableRow(lines.number, offset, lines.offset - offset, cells)
             except (ValueError, RecursionError) as error:
                 yield ValueError(f"is not a row: {error}")
             offset = lines.offset
 
-    def _named(self, row: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    def _name_cells(self, row: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the cells of a CSV row or an object by name. Raises ValueError for other names."""
         names = self.names
         if not isinstance(row, Mapping):
@@ -428,7 +428,7 @@ class TableForm:
         return row
 
 
-def _cells(text: str, delimiter: str) -> list[str]:
+def _parse_csv(text: str, delimiter: str) -> list[str]:
     lines = (line + "\n" for line in text.removesuffix("\n").split("\n"))
     try:
         return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
@@ -436,14 +436,14 @@ def _cells(text: str, delimiter: str) -> list[str]:
         raise ValueError(f"is not CSV ({error}); {_QUOTE}") from error
 
 
-def _object_of(text: str) -> Mapping[str, Any]:
-    value = json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
+def _parse_object(text: str) -> Mapping[str, Any]:
+    value = json.loads(text, parse_constant=refuse_constant, parse_float=_parse_finite)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object; write one object per line")
     return value
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     if math.isinf(value := float(text)):
         raise ValueError(f"{text[:80]} is too large for a float")
     return value
