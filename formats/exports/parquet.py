@@ -24,7 +24,7 @@ from shardprep.formats.exports.format import (
 from shardprep.formats.records.schema import ArrayCodec, Field
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import FileEntry, Rows
-from shardprep.formats.sources.parquet import arrow
+from shardprep.formats.sources.parquet import import_arrow
 
 MOST_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20
@@ -42,10 +42,10 @@ class Parquet(ExportFormat):
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
-        self.writer = f"1, pyarrow {arrow().__version__}"
+        self.writer = f"1, pyarrow {import_arrow().__version__}"
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        pa = arrow()
+        pa = import_arrow()
         columns = self._columns()
         features = {name: column.feature for name, column in columns.items()}
         metadata = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -67,7 +67,7 @@ class Parquet(ExportFormat):
         columns |= {"label": label, "key": value_of("text")}
         if self.source.has_boxes:
             parts = {"bbox": list_of(list_of(value_of("float32"))), "category": list_of(label)}
-            kind = arrow().struct([(name, part.kind) for name, part in parts.items()])
+            kind = import_arrow().struct([(name, part.kind) for name, part in parts.items()])
             columns[OBJECTS] = Arrow(kind, {name: part.feature for name, part in parts.items()})
         return columns | {field.name: column_of(field) for field in self.source.schema}
 
@@ -98,7 +98,7 @@ class Arrow(NamedTuple):
 
 def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
     """Return the column of a kind that is not a list, or of an element; a label without classes is an int."""
-    pa = arrow()
+    pa = import_arrow()
     if kind == "image":
         return Arrow(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), {"_type": "Image"})
     if kind == "label" and classes:
@@ -108,7 +108,7 @@ def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
 
 
 def list_of(item: Arrow) -> Arrow:
-    return Arrow(arrow().list_(item.kind), {"feature": item.feature, "_type": "Sequence"})
+    return Arrow(import_arrow().list_(item.kind), {"feature": item.feature, "_type": "Sequence"})
 
 
 def column_of(field: Field) -> Arrow:
@@ -127,7 +127,7 @@ def column_of(field: Field) -> Arrow:
 
 def _nested(values: list[Any]) -> Any:
     """Return NumPy arrays of equal dimensionality as an array of nested lists, without Python numbers."""
-    pa, arrays = arrow(), [real_array(value) for value in values]
+    pa, arrays = import_arrow(), [real_array(value) for value in values]
     made = pa.array(np.concatenate([array.ravel() for array in arrays]))
     for axis in reversed(range(arrays[0].ndim)):
         counts = [math.prod(array.shape[:axis]) for array in arrays]

@@ -160,13 +160,12 @@ def refuse_coco_file(path: Path) -> None:
             part, _, value = next(read_objects(JsonText(file)))
         except (ValueError, RecursionError, StopIteration):
             return
-    if LISTS[part] not in value:
-        return
-    raise UsageError(
-        "has COCO's annotations; give the folder of their images: prep convert IMAGES OUTPUT --coco "
-        f"{shlex.quote(str(path))}",
-        path=path,
-    )
+    if LISTS[part] in value:
+        raise UsageError(
+            "has COCO's annotations; give the folder of their images: prep convert IMAGES OUTPUT --coco "
+            f"{shlex.quote(str(path))}",
+            path=path,
+        )
 
 
 def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:

@@ -29,12 +29,12 @@ from shardprep.formats.sources.record_files import (
     RecordContents,
     RecordSource,
     SplitFiles,
-    chosen,
     column_name,
-    naming_source,
-    split_files,
-    usual_image,
-    usual_label,
+    find_split_files,
+    guess_image,
+    guess_label,
+    name_source_in_errors,
+    resolve_name,
 )
 from shardprep.formats.sources.source import Problems, SourceOptions
 
@@ -59,7 +59,7 @@ Columns = Mapping[str, Any]
 """Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
 
 
-def arrow(path: Path | None = None) -> Any:
+def import_arrow(path: Path | None = None) -> Any:
     """Return pyarrow with its Parquet, which ``path`` needs. Raises MissingExtra if it is not installed."""
     try:
         import pyarrow.parquet
@@ -69,7 +69,7 @@ def arrow(path: Path | None = None) -> Any:
 
 
 @contextmanager
-def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
+def arrow_errors_as_damage(place: str | Path, *, key: str | None = None) -> Iterator[None]:
     """Raise SourceDamaged for pyarrow's errors about a file, including an OSError without errno."""
     with errors_as_damage(place, ADVICE, key=key):
         try:
@@ -82,8 +82,8 @@ def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
 
 def open_parquet(archive: ArchiveFile) -> Any:
     """Open a ``ParquetFile`` and read its metadata. Raises SourceDamaged, MissingExtra."""
-    parquet = arrow(archive.path).parquet
-    with arrow_reads(archive.path):
+    parquet = import_arrow(archive.path).parquet
+    with arrow_errors_as_damage(archive.path):
         length, mark = struct.unpack("<I4s", archive.read_at(8, max(0, archive.end - 8)).rjust(8, b"\0"))
         if mark == b"PARE":
             raise SourceDamaged("is encrypted; write it without encryption", path=archive.path)
@@ -113,7 +113,7 @@ class RowGroups(Owner):
     def close(self) -> None:
         self._file.close()
 
-    def first(self, name: str) -> Any:
+    def first_value(self, name: str) -> Any:
         """Return a column's value in the first row; None without rows."""
         for batch in self._file.iter_batches(1, columns=[name], use_threads=False):
             if len(batch):
@@ -132,31 +132,31 @@ class RowGroups(Owner):
         return {name: table.column(name) for name in names}
 
 
-def no_bytes(path: object) -> ValueError:
+def no_bytes_error(path: object) -> ValueError:
     """Return the error for an image that is null or only a path."""
     if path is None:
         return ValueError("has no image")
     return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
 
 
-def image_of(value: Any) -> bytes:
+def image_bytes(value: Any) -> bytes:
     """Return the bytes of an image, given with or without its path. Raises ValueError if there are none."""
     path = None
     if isinstance(value, dict):
         value, path = value.get("bytes"), value.get("path")
     if not isinstance(value, bytes):
-        raise no_bytes(path)
+        raise no_bytes_error(path)
     return value
 
 
-def value_of(value: Any, field: Field) -> Any:
+def convert_value(value: Any, field: Field) -> Any:
     """Convert a value for its column. Raises BadValue, ValueError or TypeError for an unsuitable one."""
     if field.kind == "image":
-        return image_of(value)
+        return image_bytes(value)
     if field.kind == "label":
         return UNLABELLED if value is None else value
     if field.kind in ("json", "text"):
-        return _plain(value)
+        return _to_plain(value)
     if field.kind == "float":
         return math.nan if value is None else value
     if isinstance(field.codec, ArrayCodec):
@@ -168,12 +168,12 @@ def value_of(value: Any, field: Field) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert times and decimals in a value to text, the pairs of a map to lists, and NaN to None."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _to_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_to_plain(each) for each in value]
     if isinstance(value, float) and math.isnan(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
@@ -186,10 +186,10 @@ def recognise_parquet(
 
     Files with the names of the tars ``beside`` them are img2dataset's descriptions of these.
     """
-    files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
+    files = find_split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None or (beside and files.stems <= beside.stems):
         return None
-    arrow(path)
+    import_arrow(path)
     return ParquetRows(files, options)
 
 
@@ -209,7 +209,7 @@ class RowLayout:
         return {field.name: name for name, field in self.fields.items()}
 
 
-def layout_of(
+def detect_layout(
     schema: Any, nullable: frozenset[str], options: SourceOptions, first: Callable[[str], Any]
 ) -> RowLayout:
     """Return the layout of a pyarrow schema; ``nullable`` are the columns with nulls.
@@ -227,39 +227,39 @@ def layout_of(
         if str(kind).startswith("dictionary<"):
             types[name] = kind.value_type
     kinds = {name: str(kind) for name, kind in types.items()}
-    classes = {name: found for name in names if (found := _classes(features.get(name))) is not None}
+    classes = {name: found for name in names if (found := _class_names(features.get(name))) is not None}
     images = [name for name in names if _is_image(kinds[name], features.get(name))]
-    able = [*images, *(name for name in names if kinds[name] in _BINARY)]
+    fit = [*images, *(name for name in names if kinds[name] in _BINARY)]
     if options.image_column is not None:
-        image = _able(kinds, options.image_column, "--image-column", able, "images are bytes")
+        image = _choose(kinds, options.image_column, "--image-column", fit, "images are bytes")
     else:
-        known = [name for name in _IMAGES if name in able]
-        image = next(iter((*known, *images)), "") or usual_image(able, first)
+        known = [name for name in _IMAGES if name in fit]
+        image = next(iter((*known, *images)), "") or guess_image(fit, first)
     integers = [name for name in names if kinds[name] in _INTEGERS]
     if options.label_column is not None:
         texts = [name for name in names if kinds[name] in (*_TEXT, *_BINARY) and name != image]
-        able, needs = [*integers, *texts], "labels are integers or text"
-        label = _able(kinds, options.label_column, "--label-column", able, needs)
+        fit, needs = [*integers, *texts], "labels are integers or text"
+        label = _choose(kinds, options.label_column, "--label-column", fit, needs)
     else:
         known = [name for name in _LABELS if name in (*integers, *classes)]
-        label = next(iter((*known, *classes)), "") or usual_label(integers, first)
+        label = next(iter((*known, *classes)), "") or guess_label(integers, first)
     return RowLayout(
         image=image,
         in_struct=image in images,
         label=label,
         classes=classes.get(label, ()),
         fields={
-            name: _field(name, types[name], features.get(name), nullable)
+            name: _column_field(name, types[name], features.get(name), nullable)
             for name in names
             if name not in (image, label)
         },
     )
 
 
-def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[str], needs: str) -> str:
-    """Return the column chosen by the user. Raises UsageError for one that is not ``able``."""
-    name = chosen(kinds, wanted, option)
-    if name and name not in able:
+def _choose(kinds: Mapping[str, str], wanted: str, option: str, fit: Collection[str], needs: str) -> str:
+    """Return the column chosen by the user. Raises UsageError for one that does not ``fit``."""
+    name = resolve_name(kinds, wanted, option)
+    if name and name not in fit:
         raise UsageError(f"the column {name} has {kinds[name]}, but {needs}")
     return name
 
@@ -270,7 +270,7 @@ def _is_image(kind: str, feature: Any) -> bool:
     return says and _IMAGE.fullmatch(kind) is not None
 
 
-def _classes(feature: Any) -> tuple[str, ...] | None:
+def _class_names(feature: Any) -> tuple[str, ...] | None:
     """Return the names of a ClassLabel; None for any other feature. Raises ValueError."""
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return None
@@ -280,9 +280,9 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Field:
+def _column_field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Field:
     """Return the field of a column beside image and label; JSON for nulls that no kind holds."""
-    text, of_column, classes = str(kind), "json", _classes(feature)
+    text, of_column, classes = str(kind), "json", _class_names(feature)
     if _is_image(text, feature):
         of_column = "image"
     elif text in _BINARY or text.startswith("fixed_size_binary["):
@@ -310,8 +310,8 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
 class RowReader(FilesReader):
     """Reader of the rows of Parquet files. An entry's offset is the number of its row."""
 
-    def open_in(self, archive: ArchiveFile, context: ExitStack) -> RowGroups:
-        with arrow_reads(archive.path):
+    def open_file(self, archive: ArchiveFile, context: ExitStack) -> RowGroups:
+        with arrow_errors_as_damage(archive.path):
             return context.enter_context(closing(RowGroups(archive)))
 
     def location_of(self, entry: np.void) -> str:
@@ -320,34 +320,34 @@ class RowReader(FilesReader):
     def read(self, entry: np.void) -> bytes:
         if not self.layout.image:
             return b""
-        with arrow_reads(self.location_of(entry), key=entry["key"].decode()):
+        with arrow_errors_as_damage(self.location_of(entry), key=entry["key"].decode()):
             group, row = self.record(entry)
-            found = group[self.layout.image][row].as_py()
-            is_null = not any(found.values()) if isinstance(found, dict) else found is None
-            return b"" if is_null else image_of(found)  # an empty image is a bad one
+            value = group[self.layout.image][row].as_py()
+            is_null = not any(value.values()) if isinstance(value, dict) else value is None
+            return b"" if is_null else image_bytes(value)  # an empty image is a bad one
 
     def value(self, column: Field, record: tuple[Columns, int], entry: np.void) -> Any:
         group, row = record
-        return value_of(group[self.layout.name_of[column.name]][row].as_py(), column)
+        return convert_value(group[self.layout.name_of[column.name]][row].as_py(), column)
 
     def record(self, entry: np.void) -> tuple[Columns, int]:
         """Return the entry's row group and its row in it; row groups are cached instead of records."""
-        return self.record_in(self.file_of(entry), entry)
+        return self.read_record(self.file_of(entry), entry)
 
-    def record_in(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
-        kept, number = self.resource.kept, int(entry["offset"])
+    def read_record(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
+        groups, number = self.resource.records, int(entry["offset"])
         group = bisect_right(file.starts, number) - 1
         place = (entry["path"].item(), group)
-        if place not in kept:
-            with arrow_reads(self.path_of(entry)):
-                kept[place] = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
-            while len(kept) > 1 and sum(map(_bytes_in, kept.values())) > MAX_KEPT_BYTES:
-                kept.popitem(last=False)
-        kept.move_to_end(place)
-        return kept[place], number - file.starts[group]
+        if place not in groups:
+            with arrow_errors_as_damage(self.path_of(entry)):
+                groups[place] = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
+            while len(groups) > 1 and sum(map(_memory_size, groups.values())) > MAX_KEPT_BYTES:
+                groups.popitem(last=False)
+        groups.move_to_end(place)
+        return groups[place], number - file.starts[group]
 
 
-def _bytes_in(columns: Columns) -> int:
+def _memory_size(columns: Columns) -> int:
     return sum(column.nbytes for column in columns.values())
 
 
@@ -363,7 +363,7 @@ class RowContents(RecordContents):
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
         if self.layout is None:  # the metadata could not be read
             return
-        with arrow_reads(file.path), closing(RowGroups(file)) as groups:
+        with arrow_errors_as_damage(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
                 columns = groups.read(group, names)
@@ -387,7 +387,7 @@ class RowContents(RecordContents):
                 images = images.cast(pyarrow.large_binary())
             sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
             have_bytes = images.is_valid().to_pylist()
-        in_memory, in_images = _bytes_in(columns), int(sizes.sum())
+        in_memory, in_images = _memory_size(columns), int(sizes.sum())
         self._bytes += in_memory
         self._encoded_bytes += max(encoded, in_images)
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
@@ -397,7 +397,7 @@ class RowContents(RecordContents):
             place = f"{path}, row {row}"
             with self.problems.collect("row"), errors_as_damage(place, "write the file again"):
                 if not has_bytes and image:
-                    raise no_bytes(image)
+                    raise no_bytes_error(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
                 if layout.classes and isinstance(label, int) and label >= len(layout.classes):
@@ -415,24 +415,24 @@ class ParquetRows(RecordSource):
     LAYOUT = "parquet"
     CONTENTS = RowContents
 
-    def contents(self, split: str, classes: Classes) -> RowContents:
+    def new_contents(self, split: str, classes: Classes) -> RowContents:
         contents = RowContents(self, classes)
-        schema, nullable = self._schema(split, contents.problems)
+        schema, nullable = self._read_schema(split, contents.problems)
         path = self.files.top / self.files.by_split[split][0]
         if not contents.problems:
             with (
                 contents.problems.collect(),
-                naming_source(path),
+                name_source_in_errors(path),
                 ArchiveFile(path) as archive,
-                arrow_reads(path),
+                arrow_errors_as_damage(path),
                 closing(RowGroups(archive)) as groups,
             ):
-                contents.layout = layout_of(schema, nullable, self.source_options, groups.first)
+                contents.layout = detect_layout(schema, nullable, self.source_options, groups.first_value)
                 for label, class_name in enumerate(contents.layout.classes):
                     classes.add_number(label, class_name)
         return contents
 
-    def _schema(self, split: str, problems: Problems) -> tuple[Any, frozenset[str]]:
+    def _read_schema(self, split: str, problems: Problems) -> tuple[Any, frozenset[str]]:
         """Return the schema of a split's files, and the columns with nulls; unreadable files are problems."""
         schema, first, nullable = None, "", set[str]()
         with WorkerPool(1) as pool:  # damaged metadata makes pyarrow abort the process
@@ -440,7 +440,7 @@ class ParquetRows(RecordSource):
                 path = self.files.top / name
                 with problems.collect():
                     try:
-                        found, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _schema_and_nulls, path)
+                        found, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _read_metadata, path)
                     except ChildDied as error:
                         crashed = f"has damaged metadata, on which pyarrow crashes with {error.signal}"
                         raise SourceDamaged(f"{crashed}; write it again", path=path) from error
@@ -453,9 +453,9 @@ class ParquetRows(RecordSource):
         return schema, frozenset(nullable)
 
 
-def _schema_and_nulls(path: Path) -> tuple[Any, set[str]]:
+def _read_metadata(path: Path) -> tuple[Any, set[str]]:
     """Return the schema, and the columns with nulls."""
-    with ArchiveFile(path) as archive, arrow_reads(path), open_parquet(archive) as file:
+    with ArchiveFile(path) as archive, arrow_errors_as_damage(path), open_parquet(archive) as file:
         file.metadata.to_dict()  # read all that is used later
         nulls = set()
         for group in range(file.metadata.num_row_groups):

@@ -68,14 +68,14 @@ class Array:
             raise ValueError(f"it holds an array with a shape that does not fit its {self.data.length} bytes")
 
 
-def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
-    start, length = stretch.start, stretch.length
-    if not stretch.latin1:
+def read_bytes(window: ByteWindow, place: ByteRange) -> bytes:
+    start, length = place.start, place.length
+    if not place.latin1:
         return window.take(start, start + length)
     return from_latin1(window.take(start, min(start + 2 * length, window.end)), length)
 
 
-def name_of(window: ByteWindow, item: object) -> str:
+def read_name(window: ByteWindow, item: object) -> str:
     """Read short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
     if isinstance(item, Text | ByteRange) and item.length <= _LONGEST_NAME:
         name = window.take(item.start, item.start + item.length)
@@ -89,7 +89,7 @@ def from_latin1(stored: bytes, length: int) -> bytes:
     return stored.decode(errors="replace")[:length].encode("latin-1")
 
 
-def line_at(cursor: Cursor) -> str:
+def read_line(cursor: Cursor) -> str:
     """Read the short text up to the next newline, and skip that."""
     window = cursor.window
     rest = window.take(cursor.at, min(cursor.at + _LONGEST_NAME, window.end))
@@ -144,7 +144,7 @@ def unpack(window: ByteWindow) -> Any:
             case "map":
                 parts = {}
                 for _ in range(length):
-                    name = name_of(window, item(depth + 1))
+                    name = read_name(window, item(depth + 1))
                     parts[name] = item(depth + 1)
                 return _array(parts) if "nd" in parts else parts
         return length
@@ -152,7 +152,7 @@ def unpack(window: ByteWindow) -> Any:
     def _array(parts: dict[str, Any]) -> Array:
         match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts.get("data"):
             case list() as shape, ByteRange(length=0), ByteRange() as data:
-                return Array(name_of(window, parts.get("type")), tuple(shape), data)
+                return Array(read_name(window, parts.get("type")), tuple(shape), data)
         raise ValueError("it holds an array of more than plain numbers")
 
     plain = item(0)
@@ -191,7 +191,7 @@ GLOBALS = {
 """The globals that a pickle may use, with their short names."""
 
 
-def _global(name: str) -> GlobalName:
+def _check_global(name: str) -> GlobalName:
     if name not in GLOBALS:
         raise ValueError(f"its pickle asks for {name!r}, which was not run: only plain data is read")
     return GlobalName(name)
@@ -200,7 +200,7 @@ def _global(name: str) -> GlobalName:
 def _call(window: ByteWindow, function: object, arguments: object) -> Any:
     """Return the result of calling a global. Raises ValueError for any other call."""
     match isinstance(function, GlobalName) and GLOBALS[function.name], arguments:
-        case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
+        case "_codecs.encode", (Text() as text, codec) if read_name(window, codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as text with a character for each
             if text.characters is None:  # a pickle may name one long text a thousand times
                 stored = window.take(text.start, text.start + text.length)
@@ -209,21 +209,21 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
         case "bytes", ():  # empty bytes as protocol 2 writes them
             return ByteRange(0, 0)
         case "numpy.dtype", (dtype, _, _):
-            return _Dtype(name_of(window, dtype))
+            return _Dtype(read_name(window, dtype))
         case "scalar", (_Dtype() as dtype, ByteRange() as data):
             return Array(str(dtype), (), data)
         case "_reconstruct", (GlobalName("numpy.ndarray"), (0,), _):  # its content is set later
             return Array("|i1", (0,), ByteRange(0, 0))
         case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, order, *axes):
-            match name_of(window, order), axes:
+            match read_name(window, order), axes:
                 case "C" | "F" as name, []:
-                    return _ordered(dtype, shape, data, is_fortran=name == "F")
-                case "K", [tuple() as one]:
-                    return Array(str(dtype), shape, data, one)
+                    return _make_array(dtype, shape, data, is_fortran=name == "F")
+                case "K", [tuple() as axis_order]:
+                    return Array(str(dtype), shape, data, axis_order)
     raise ValueError("its pickle makes a call that plain data does not need")
 
 
-def _ordered(dtype: _Dtype, shape: tuple[int, ...], data: ByteRange, *, is_fortran: bool) -> Array:
+def _make_array(dtype: _Dtype, shape: tuple[int, ...], data: ByteRange, *, is_fortran: bool) -> Array:
     axes = tuple(range(len(shape)))[::-1] if is_fortran else ()
     return Array(str(dtype), shape[::-1] if is_fortran else shape, data, axes)
 
@@ -231,11 +231,11 @@ def _ordered(dtype: _Dtype, shape: tuple[int, ...], data: ByteRange, *, is_fortr
 def _build(window: ByteWindow, item: object, state: object) -> None:
     """Set a dtype's byte order or an array's content. Raises ValueError for any other state."""
     match item, state:
-        case _Dtype(), (3, order, None, None, None, -1, -1, 0) if name_of(window, order) in _ORDERS:
-            item.order = name_of(window, order)
+        case _Dtype(), (3, order, None, None, None, -1, -1, 0) if read_name(window, order) in _ORDERS:
+            item.order = read_name(window, order)
         case Array(), (1, tuple() as shape, _Dtype() as dtype, bool() as is_fortran, ByteRange() as data):
-            found = _ordered(dtype, shape, data, is_fortran=is_fortran)
-            item.dtype, item.shape, item.data, item.axes = found.dtype, found.shape, data, found.axes
+            array = _make_array(dtype, shape, data, is_fortran=is_fortran)
+            item.dtype, item.shape, item.data, item.axes = array.dtype, array.shape, data, array.axes
         case _:
             raise ValueError("its pickle sets a state that no array of plain numbers has")
 
@@ -277,10 +277,10 @@ def unpickle(window: ByteWindow) -> Any:
     cursor, memo = Cursor(window), dict[int, Any]()
     stack: list[Any] = []
 
-    def popped(count: int) -> list[Any]:
+    def pop_items(count: int) -> list[Any]:
         return [stack.pop() for _ in range(count)][::-1]
 
-    def popped_to_mark() -> list[Any]:
+    def pop_to_mark() -> list[Any]:
         items = []
         while (item := stack.pop()) is not _MARK:
             items.append(item)
@@ -307,34 +307,34 @@ def unpickle(window: ByteWindow) -> Any:
             case "skip":
                 cursor.skip(argument)
             case "tuple":
-                stack.append(tuple(popped(argument)))
+                stack.append(tuple(pop_items(argument)))
             case "t":
-                stack.append(tuple(popped_to_mark()))
+                stack.append(tuple(pop_to_mark()))
             case "(":
                 stack.append(_MARK)
             case "]":
                 stack.append([])
             case "a" | "e":
-                items = popped(1) if code == "a" else popped_to_mark()
+                items = pop_items(1) if code == "a" else pop_to_mark()
                 if not isinstance(stack[-1], list):
                     raise ValueError("its pickle is damaged: it appends to something other than a list")
                 stack[-1].extend(items)
             case "}":
                 stack.append({})
             case "s" | "u":
-                items = popped(2) if code == "s" else popped_to_mark()
+                items = pop_items(2) if code == "s" else pop_to_mark()
                 if not isinstance(stack[-1], dict) or len(items) % 2:
                     raise ValueError("its pickle is damaged: it sets items of something other than a dict")
                 for name, item in zip(items[::2], items[1::2], strict=True):
-                    stack[-1][name_of(window, name)] = item
+                    stack[-1][read_name(window, name)] = item
             case "c":
-                stack.append(_global(f"{line_at(cursor)}.{line_at(cursor)}"))
+                stack.append(_check_global(f"{read_line(cursor)}.{read_line(cursor)}"))
             case "\x93":
-                stack.append(_global(".".join(name_of(window, item) for item in popped(2))))
+                stack.append(_check_global(".".join(read_name(window, item) for item in pop_items(2))))
             case "R":
-                stack.append(_call(window, *popped(2)))
+                stack.append(_call(window, *pop_items(2)))
             case "b":
-                (state,) = popped(1)
+                (state,) = pop_items(1)
                 _build(window, stack[-1], state)
             case _:
                 raise ValueError(f"its pickle asks for more than plain data (opcode 0x{ord(code):02x})")
@@ -352,7 +352,7 @@ def unpickle(window: ByteWindow) -> Any:
     raise ValueError(f"its pickle has more than {MOST_PARTS} opcodes")
 
 
-def decoded(window: ByteWindow) -> Any:
+def decode_plain(window: ByteWindow) -> Any:
     """Return the plain data in a pickle or MessagePack. Raises ValueError for anything else."""
     if window.length > MOST_BYTES:
         raise ValueError(f"it has {window.length} bytes, too many for an image or a value")

@@ -98,7 +98,7 @@ class Cursor:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
 
-def varint(data: bytes, start: int) -> tuple[int, int]:
+def read_varint(data: bytes, start: int) -> tuple[int, int]:
     """Return the number at a position, 0 to 2**64 - 1, and the position after it. Raises ValueError."""
     number = 0
     for place, byte in enumerate(data[start : start + MAX_VARINT]):
@@ -119,7 +119,7 @@ def column_name(name: str) -> str:
 
 
 @contextmanager
-def naming_source(path: Path) -> Iterator[None]:
+def name_source_in_errors(path: Path) -> Iterator[None]:
     """Add the path to a UsageError without one, such as for an invalid column name."""
     try:
         yield
@@ -136,7 +136,7 @@ class OpenFiles:
     """A reader's open files with their contexts, least recently used first, and its cached records."""
 
     files: OrderedDict[bytes, tuple[Any, ExitStack]] = field(default_factory=OrderedDict)
-    kept: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
+    records: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
 
 
 @dataclass
@@ -149,20 +149,20 @@ class FilesReader(ResourceReader[OpenFiles]):
 
     @contextmanager
     def open_resource(self) -> Iterator[OpenFiles]:
-        opened = OpenFiles()
-        with ExitStack() as every:  # all are closed, also if one of them has changed
+        open_files = OpenFiles()
+        with ExitStack() as stack:  # all are closed, also if one of them has changed
             try:
-                yield opened
+                yield open_files
             finally:
-                for _, context in opened.files.values():
-                    every.push(context)
+                for _, context in open_files.files.values():
+                    stack.push(context)
 
-    def open_in(self, archive: ArchiveFile, context: ExitStack) -> Any:
+    def open_file(self, archive: ArchiveFile, context: ExitStack) -> Any:
         """Return an object to read the file with, which the context closes."""
         return archive
 
     @abstractmethod
-    def record_in(self, file: Any, entry: np.void) -> Any:
+    def read_record(self, file: Any, entry: np.void) -> Any:
         """Read the entry's record from an open file. Raises SourceDamaged, OSError."""
 
     @abstractmethod
@@ -183,13 +183,13 @@ class FilesReader(ResourceReader[OpenFiles]):
 
     def record(self, entry: np.void) -> Any:
         """Return the entry's record, which is cached until another one is read."""
-        file, kept = self.file_of(entry), self.resource.kept
+        file, records = self.file_of(entry), self.resource.records
         place = (entry["path"].item(), int(entry["offset"]))
-        if place not in kept:
-            record = self.record_in(file, entry)
-            kept.clear()
-            kept[place] = record
-        return kept[place]
+        if place not in records:
+            record = self.read_record(file, entry)
+            records.clear()
+            records[place] = record
+        return records[place]
 
     def location_of(self, entry: np.void) -> str:
         return f"{self.path_of(entry)}, byte {entry['offset']}"
@@ -204,22 +204,22 @@ class FilesReader(ResourceReader[OpenFiles]):
             with ExitStack() as context:
                 archive = context.enter_context(ArchiveFile(self.path_of(entry)))
                 if wrap_mtime(archive.identity.mtime_ns) != entry["mtime_ns"]:
-                    raise self.changed(entry)
+                    raise self.changed_error(entry)
                 archive.expect_random_reads()
-                files[path] = self.open_in(archive, context), context.pop_all()
+                files[path] = self.open_file(archive, context), context.pop_all()
             if len(files) > MAX_OPEN:
                 files.popitem(last=False)[1][1].close()
         files.move_to_end(path)
         return files[path][0]
 
-    def changed(self, entry: np.void) -> SourceDamaged:
+    def changed_error(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that has changed since it was listed."""
         return SourceDamaged(CHANGED, path=self.location_of(entry), key=entry["key"].decode())
 
 
 OTHER_FILES = "other files"
 _DATA = "data"  # the folder of files on the Hugging Face Hub
-_OF = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
+_NUMBERED = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ class SplitFiles:
     def stems(self) -> set[str]:
         return {name.rpartition(".")[0] for names in self.by_split.values() for name in names}
 
-    def missing(self, split: str) -> str:
+    def describe_missing(self, split: str) -> str:
         """Return a phrase on missing files, from names like ``train-00003-of-01024``; empty for none."""
         series: dict[tuple[str, ...], set[int]] = {}
-        for match in filter(None, map(_OF.fullmatch, self.by_split[split])):
+        for match in filter(None, map(_NUMBERED.fullmatch, self.by_split[split])):
             series.setdefault((match[1], match[3] + match[4]), set()).add(int(match[2]))
         for (before, of), numbers in sorted(series.items()):
             count = int(of.removeprefix("-of-"))
@@ -249,7 +249,7 @@ class SplitFiles:
         return ""
 
 
-def split_files(
+def find_split_files(
     path: Path, split: str | None, names: re.Pattern[str], *, follow_symlinks: bool = False
 ) -> SplitFiles | None:
     """Return the files whose names match, at a path or in the folder there, else None.
@@ -271,42 +271,42 @@ def split_files(
         return found
 
     for place in ("", _DATA):
-        if (path / place).is_dir() and (found := _of_split(path / place, place, matching, split)):
-            by_split = {one: tuple(found[one]) for one in SPLITS if one in found}
+        if (path / place).is_dir() and (found := _group_by_split(path / place, place, matching, split)):
+            by_split = {each: tuple(found[each]) for each in SPLITS if each in found}
             return SplitFiles(path, by_split, walk.ignored, walk.problems)
     folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
     beside = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
-    if any(names.fullmatch(one.name) and (one.is_symlink() or not is_text(one.name)) for one in beside):
+    if any(names.fullmatch(file.name) and (file.is_symlink() or not is_text(file.name)) for file in beside):
         walk.problems.raise_all()  # all files may be links, or have no valid names
     return None
 
 
-def _of_split(
+def _group_by_split(
     folder: Path, place: str, matching: Callable[[str], list[str]], split: str | None
 ) -> dict[str, list[str]]:
     """Return the files of each split, by folder or name; none if a split's folder has folders or no files."""
     if folders := split_folders(folder):
-        if any(_folders_in(folder / name) for name in folders.values()):
+        if any(_subfolders(folder / name) for name in folders.values()):
             return {}
-        found = {one: matching(f"{place}/{name}".lstrip("/")) for one, name in folders.items()}
-        return found if all(found.values()) else {}
-    files, found = matching(place), {}
-    if files and any(holds_images(each, 1) for each in _folders_in(folder)):
+        by_split = {each: matching(f"{place}/{name}".lstrip("/")) for each, name in folders.items()}
+        return by_split if all(by_split.values()) else {}
+    files, by_split = matching(place), {}
+    if files and any(holds_images(each, 1) for each in _subfolders(folder)):
         return {}  # class folders, and files beside them
     for file in files:
-        found.setdefault(split_from_name(file.rpartition("/")[2]) or "", []).append(file)
-    without = found.pop("", [])
-    if without and found:
-        one = next(iter(found.values()))[0]
+        by_split.setdefault(split_from_name(file.rpartition("/")[2]) or "", []).append(file)
+    without = by_split.pop("", [])
+    if without and by_split:
+        named = next(iter(by_split.values()))[0]
         raise UsageError(
-            f"{one} is named after a split and {without[0]} is not; rename one of them, or give a "
+            f"{named} is named after a split and {without[0]} is not; rename one of them, or give a "
             "folder for each split",
             path=folder,
         )
-    return {split or "train": without} if without else found
+    return {split or "train": without} if without else by_split
 
 
-def _folders_in(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     return [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
 
 
@@ -329,7 +329,7 @@ class RecordSource(Source):
         if not is_text(first):  # a single file; others are listed by a walk
             raise SourceDamaged(NOT_UTF8, path=self.files.top / first)
 
-    def contents(self, split: str, classes: Classes) -> RecordContents:
+    def new_contents(self, split: str, classes: Classes) -> RecordContents:
         return self.CONTENTS(self, classes)
 
     @property
@@ -349,64 +349,64 @@ class RecordSource(Source):
         return tuple(dict.fromkeys((self.files.top / place).resolve() for place in places if place.name))
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
-        found = self.scanned[split]
+        contents = self.contents_by_split[split]
         return Listing(
             split,
             self.LAYOUT,
-            found.entries,
-            found.classes.assign_labels()[0],
-            found.reader(),
+            contents.entries,
+            contents.classes.assign_labels()[0],
+            contents.reader(),
             archives=tuple(describe_archive(self.files.top / name) for name in self.files.by_split[split]),
-            expected=found.expected,
-            shortfall=self.files.missing(split) or found.shortfall,
-            problems=found.problems,
+            expected=contents.expected,
+            shortfall=self.files.describe_missing(split) or contents.shortfall,
+            problems=contents.problems,
             ignored=dict(self.files.ignored) if split == self.splits[0] else {},
-            notes=label_note(found.schema, found.entries, self.source_options),
-            options=self.source_options.kept("follow_symlinks", *self.TAKES) | found.options,
-            schema=found.schema,
-            has_images=found.has_images,
+            notes=label_note(contents.schema, contents.entries, self.source_options),
+            options=self.source_options.kept("follow_symlinks", *self.TAKES) | contents.options,
+            schema=contents.schema,
+            has_images=contents.has_images,
         )
 
     @cached_property
-    def scanned(self) -> dict[str, RecordContents]:
-        classes, found = Classes(), dict[str, RecordContents]()
+    def contents_by_split(self) -> dict[str, RecordContents]:
+        classes, by_split = Classes(), dict[str, RecordContents]()
         for split, names in self.files.by_split.items():
             paths = [self.files.top / name for name in names]
             size = sum(path.stat().st_size for path in paths if path.is_file())
             with self.progress.task(f"list {split}", records=0, size=size):
-                contents = self.contents(split, classes)
-                if not found:
+                contents = self.new_contents(split, classes)
+                if not by_split:
                     contents.problems.merge(self.files.problems)
-                found[split] = contents.scan(names, self.progress)
-        for each in found.values():
-            each.entries["label"] = classes.assign_labels()[1][each.entries["label"]]
-        schemas = [each.schema for each in found.values()]
-        for each in found.values():
-            each.schema = Schema(_widened(one, schemas) for one in each.schema)
-        return found
+                by_split[split] = contents.scan(names, self.progress)
+        labels = classes.assign_labels()[1]
+        schemas = [contents.schema for contents in by_split.values()]
+        for contents in by_split.values():
+            contents.entries["label"] = labels[contents.entries["label"]]
+            contents.schema = Schema(_widen(field, schemas) for field in contents.schema)
+        return by_split
 
 
-_HELD_BY = {"int": "int64[*]", "float": "float32[*]", "json": "float"}  # of another split's column
+_WIDER_KINDS = {"int": "int64[*]", "float": "float32[*]", "json": "float"}  # of another split's column
 _NOT_IN_JSON = ("json", "float", "image")
 
 
-def _widened(field: Field, schemas: Iterable[Schema]) -> Field:
+def _widen(field: Field, schemas: Iterable[Schema]) -> Field:
     """Return the field, or with the kind of this column in another split if that holds its values, too."""
-    kinds = {one.kind for schema in schemas for one in schema if one.name == field.name}
-    held_by = {_HELD_BY.get(field.kind), None if field.kind in _NOT_IN_JSON else "json"}
-    return Field(field.name, wide.pop()) if (wide := kinds & held_by) else field
+    kinds = {each.kind for schema in schemas for each in schema if each.name == field.name}
+    wider = {_WIDER_KINDS.get(field.kind), None if field.kind in _NOT_IN_JSON else "json"}
+    return Field(field.name, wide.pop()) if (wide := kinds & wider) else field
 
 
 class RecordContents(ABC):
     """The records of a split, read so far from a ``source``; all splits share the ``classes``.
 
-    Labels ``may_be_text`` if the user named their column. Keys are the records' names. If any is missing or
-    repeated, all keys are made of file and number if ``may_number``, else these are problems, as are records
-    over the limits.
+    Labels may be text (``allows_text``) if the user named their column. Keys are the names of the records. If
+    any is missing or repeated, all keys are made of file and number if ``can_number_keys``, else these are
+    problems, as are records over the limits.
     """
 
     READER: ClassVar[type[FilesReader]]
-    may_number: ClassVar[bool] = True
+    can_number_keys: ClassVar[bool] = True
     entries: Entries
     schema = Schema()
     has_images = True
@@ -416,10 +416,10 @@ class RecordContents(ABC):
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         self.top, self.layout, self.classes = source.files.top, source.layout, classes
-        self.may_be_text = source.source_options.label_column is not None
+        self.allows_text = source.source_options.label_column is not None
         self.problems = Problems()
         self.options: dict[str, Any] = {}  # which the manifest keeps beside those of the user
-        self._place = b"", 0
+        self._current_file = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 
     @abstractmethod
@@ -438,19 +438,19 @@ class RecordContents(ABC):
         done = 0
         for name in names:
             with self.problems.collect(), ArchiveFile(self.top / name) as file:
-                self._place = name.encode(), wrap_mtime(file.identity.mtime_ns)
+                self._current_file = name.encode(), wrap_mtime(file.identity.mtime_ns)
                 file.expect_random_reads()
                 self.read(file)
                 done += file.end
                 progress.at(0, done)
-        with naming_source(self.top):
+        with name_source_in_errors(self.top):
             self.schema, self.has_images = self.columns()
-        self.entries = self._entries()
+        self.entries = self._finish_entries()
         return self
 
     def append(self, name: str, label: int, *, length: int, offset: int) -> bool:
         """Append a record of the current file with its name, "" for none. Returns False if it is refused."""
-        path, mtime_ns = self._place
+        path, mtime_ns = self._current_file
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
             place = f"{self.top / path.decode()}, byte {offset}"
@@ -463,7 +463,7 @@ class RecordContents(ABC):
         """Return the number of a record's label, None for none. Raises ValueError for an invalid one."""
         if label is None:
             return UNLABELLED
-        if isinstance(label, str | bytes) and self.may_be_text:
+        if isinstance(label, str | bytes) and self.allows_text:
             return self.classes.add_text(label)
         if isinstance(label, bool) or not isinstance(label, int | np.integer):
             advice = f"--label-column {self.layout.label or 'label'} takes text for the names of classes"
@@ -471,10 +471,12 @@ class RecordContents(ABC):
             raise ValueError(f"its label is {str(label)[:80]!r}, not {integer}; {advice}")
         return self.classes.add_number(int(label))
 
-    def _entries(self) -> Entries:
+    def _finish_entries(self) -> Entries:
         entries = self._table.finish()
         repeated = repeated_keys(entries["key"])
-        if self.may_number and (repeated or (entries["key"] == b"").any()):  # such as train-00000/00000017
+        if self.can_number_keys and (
+            repeated or (entries["key"] == b"").any()
+        ):  # such as train-00000/00000017
             paths, numbers = entries["path"], np.arange(len(entries))
             starts = np.append(True, paths[1:] != paths[:-1])
             numbers -= np.maximum.accumulate(np.where(starts, numbers, 0))
@@ -505,33 +507,33 @@ def key_of(name: str) -> bytes:
 
 
 # Names in lower case, with ``_`` for anything but letters and digits
-IMAGES = re.findall(
+IMAGE_NAMES = re.findall(
     r"\w+",
     "image img image_encoded encoded_image image_raw raw_image image_bytes image_data image_buffer encoded jpg jpeg "
     "png webp jpg_bytes jpeg_bytes png_bytes webp_bytes picture photo",
 )
-LABELS = re.findall(
+LABEL_NAMES = re.findall(
     r"\w+",
     "label labels image_class_label class cls class_id class_label label_id target category category_id",
 )
 _NO_LETTERS = re.compile(r"[^a-z0-9]+")
 
 
-def usual(names: Iterable[str], known: Sequence[str]) -> list[str]:
+def find_known_names(names: Iterable[str], known: Sequence[str]) -> list[str]:
     """Return the names that are in ``known``, which is IMAGES or LABELS, in its order."""
-    found = {name: _NO_LETTERS.sub("_", name.lower()) for name in names}
-    return sorted((name for name in found if found[name] in known), key=lambda name: known.index(found[name]))
+    plain = {name: _NO_LETTERS.sub("_", name.lower()) for name in names}
+    return sorted((name for name in plain if plain[name] in known), key=lambda name: known.index(plain[name]))
 
 
-def usual_image(names: Iterable[str], value_of: Callable[[str], object]) -> str:
+def guess_image(names: Iterable[str], value_of: Callable[[str], object]) -> str:
     """Return the first usual name whose value in the first record is an image, "" for none."""
-    values = ((name, value_of(name)) for name in usual(names, IMAGES))
+    values = ((name, value_of(name)) for name in find_known_names(names, IMAGE_NAMES))
     return next((name for name, value in values if isinstance(value, bytes) and is_image_file(value)), "")
 
 
-def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
+def guess_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
     """Return the first usual name whose value in the first record is a class number or -1, "" for none."""
-    values = ((name, value_of(name)) for name in usual(names, LABELS))
+    values = ((name, value_of(name)) for name in find_known_names(names, LABEL_NAMES))
     numbers = range(UNLABELLED, MAX_CLASSES)
     return next((name for name, value in values if type(value) is int and value in numbers), "")
 
@@ -540,11 +542,13 @@ def label_note(schema: Schema, entries: Entries, options: SourceOptions) -> tupl
     """Return a note on the column that may be the label, if no record has one and the user named none."""
     if options.label_column is not None or (entries["label"] != UNLABELLED).any():
         return ()
-    names = usual([field.name.rstrip("_") for field in schema if field.kind != "image"], LABELS)
+    names = find_known_names(
+        [field.name.rstrip("_") for field in schema if field.kind != "image"], LABEL_NAMES
+    )
     return tuple(f"no record has a label; if it is {name}, add --label-column {name}" for name in names[:1])
 
 
-def chosen(names: Iterable[str], wanted: str, option: str) -> str:
+def resolve_name(names: Iterable[str], wanted: str, option: str) -> str:
     """Return the file's name for the user's, which may be a column's; "" for "". Raises UsageError."""
     names = list(names)
     for name in names if wanted else ("",):

@@ -29,9 +29,9 @@ from shardprep.formats.sources.pickled import (
     Array,
     ByteRange,
     Text,
-    bytes_of,
-    decoded,
+    decode_plain,
     from_latin1,
+    read_bytes,
 )
 from shardprep.formats.sources.record_files import (
     ByteWindow,
@@ -39,10 +39,10 @@ from shardprep.formats.sources.record_files import (
     RecordContents,
     RecordSource,
     SplitFiles,
-    chosen,
-    naming_source,
-    usual_image,
-    usual_label,
+    guess_image,
+    guess_label,
+    name_source_in_errors,
+    resolve_name,
 )
 from shardprep.formats.sources.source import ByteReader, Entries, SourceOptions
 from shardprep.formats.sources.tar import TarReader
@@ -61,12 +61,12 @@ def recognise_tensorpack(path: Path, split: str, options: SourceOptions) -> Tens
     file = path / "data.mdb" if path.is_dir() else path
     if not file.is_file():
         return None
-    with name_in_os_errors(file), file.open("rb") as begun:
-        if begun.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
+    with name_in_os_errors(file), file.open("rb") as stream:
+        if stream.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
             return None
-    with naming_source(file), errors_as_damage(file, _ADVICE), ArchiveFile(file) as archive:
+    with name_source_in_errors(file), errors_as_damage(file, _ADVICE), ArchiveFile(file) as archive:
         archive.expect_random_reads()
-        key, value = next(lmdb_records(archive), (b"", ByteWindow.of(b"")))
+        key, value = next(read_records(archive), (b"", ByteWindow.of(b"")))
         if not key:
             raise UsageError("is an LMDB without records; give a complete one")
         if key != KEYS and not _KEY.fullmatch(key):
@@ -74,14 +74,14 @@ def recognise_tensorpack(path: Path, split: str, options: SourceOptions) -> Tens
                 f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {key[:32]!r}"
             )
         with errors_as_damage(file, _ADVICE, key=key.decode()):
-            layout = None if key == KEYS else layout_of(value, options)
+            layout = None if key == KEYS else detect_layout(value, options)
     return TensorpackLmdb(SplitFiles(file.parent, {split: (file.name,)}), options, layout)
 
 
-def layout_of(first: ByteWindow, options: SourceOptions) -> ItemLayout | None:
+def detect_layout(first: ByteWindow, options: SourceOptions) -> ItemLayout | None:
     """Return the layout by the first datapoint; None for [image, label]. Raises ValueError, UsageError."""
     if not options.kept("image_column", "label_column"):
-        match decoded(first):
+        match decode_plain(first):
             case [ByteRange(), int()]:  # apparently an image and its label; checked later
                 return None
         with suppress(ValueError):
@@ -96,25 +96,25 @@ def layout_of(first: ByteWindow, options: SourceOptions) -> ItemLayout | None:
 class LmdbContents(RecordContents):
     """The datapoints of a file. Reading stops at data that LMDBSerializer never writes."""
 
-    may_number = False
+    can_number_keys = False
     identity: Identity
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         super().__init__(source, classes)
         self._as_text: bool | None = None
-        self._first: list[Mapping[str, Any]] = []
-        self._listed: npt.NDArray[np.int64] | None = None
+        self._first_items: list[Mapping[str, Any]] = []
+        self._listed_keys: npt.NDArray[np.int64] | None = None
 
     def read(self, file: ArchiveFile) -> None:
         self.path, self.identity = file.path, file.identity
         with errors_as_damage(file.path, _ADVICE):
-            for key, value in lmdb_records(file):
+            for key, value in read_records(file):
                 with errors_as_damage(file.path, _ADVICE, key=key.decode(errors="backslashreplace")):
                     self._add(key, value)
 
     def _add(self, key: bytes, value: ByteWindow) -> None:
         if key == KEYS:
-            self._listed = read_keys(value)
+            self._listed_keys = read_keys(value)
             return
         number = check_key(key)
         if self.layout is not None:
@@ -123,8 +123,8 @@ class LmdbContents(RecordContents):
                 parts = self.layout.parts(read_item(value))
             except BadValue as error:
                 raise ValueError(f"it {error.message}") from error
-            if len(self._first) < FIRST_ITEMS:
-                self._first.append({name: _alike(parts[name]) for name in form.columns})
+            if len(self._first_items) < FIRST_ITEMS:
+                self._first_items.append({name: _empty_like(parts[name]) for name in form.columns})
             label = self.label_of(parts["label"] if "label" in form.own else None)
             self.append(number, label, length=value.length, offset=value.start)
             return
@@ -136,30 +136,30 @@ class LmdbContents(RecordContents):
         self.append(number, self.classes.add_number(label), length=image.length, offset=image.start)
 
     def columns(self) -> tuple[Schema, bool]:
-        if self.layout is None or not self._first:
+        if self.layout is None or not self._first_items:
             return Schema(), True
         form = self.layout.form
         self.options = form.to_json()
         try:
-            return infer_schema(self._first, form.columns), "image" in form.own
+            return infer_schema(self._first_items, form.columns), "image" in form.own
         except (BadValue, UsageError) as error:
-            no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
-            raise self._damaged(no_columns) from error
+            no_columns = f"its first {len(self._first_items)} records make no columns: {error.message}"
+            raise self._damage(no_columns) from error
 
-    def _entries(self) -> Entries:
+    def _finish_entries(self) -> Entries:
         """Return the entries with zero-padded keys, which sort like numbers; check the file's list."""
-        entries, keys = super()._entries(), KEYS.decode()
+        entries, keys = super()._finish_entries(), KEYS.decode()
         if (digits := entries["key"].dtype.itemsize) > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
-        if self._listed is None:
+        if self._listed_keys is None:
             if self.problems:  # at which reading stopped
                 return entries
             self.shortfall = f"{keys}, which is written last and lists all records, is missing"
             return entries
-        there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
-        unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
-        if len(listed) < len(self._listed) or len(unlisted):
-            raise self._damaged(f"{keys} lists a record twice, or does not list one")
+        found, listed = entries["key"].astype(np.int64), np.unique(self._listed_keys)
+        unlisted, missing = np.setdiff1d(found, listed), np.setdiff1d(listed, found)
+        if len(listed) < len(self._listed_keys) or len(unlisted):
+            raise self._damage(f"{keys} lists a record twice, or does not list one")
         self.expected = len(listed)
         if len(missing):
             self.shortfall = f"{keys} lists {len(missing)} that were lost, {missing[0]:0{DIGITS}d} first"
@@ -170,7 +170,7 @@ class LmdbContents(RecordContents):
             return ItemReader(self.top, self.schema, self.layout)
         return (TextReader if self._as_text else TarReader)(self.path, self.identity)
 
-    def _damaged(self, reason: str) -> SourceDamaged:
+    def _damage(self, reason: str) -> SourceDamaged:
         return SourceDamaged(f"{reason}; {_ADVICE}", path=self.path)
 
 
@@ -188,13 +188,13 @@ class TensorpackLmdb(RecordSource):
 
 def read_datapoint(value: ByteWindow) -> tuple[ByteRange, int]:
     """Return the place of a datapoint's encoded image, and its label. Raises ValueError for anything else."""
-    match decoded(value):
+    match decode_plain(value):
         case [ByteRange() as image, label] | [Array(dtype="|u1", shape=(_,), data=image), label]:
             pass
         case _:
             raise ValueError("it is not [image, label], with the image encoded, as bytes or a line of uint8")
     if isinstance(label, Array) and label.shape == () and label.dtype[1] in "iu":
-        label = int(np.frombuffer(bytes_of(value, label.data), label.dtype)[0])
+        label = int(np.frombuffer(read_bytes(value, label.data), label.dtype)[0])
     if type(label) is not int or not 0 <= label < MAX_CLASSES:
         raise ValueError(f"it is not [image, label], with an integer from 0 to {MAX_CLASSES - 1} as label")
     return image, label
@@ -216,48 +216,46 @@ def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
 
 
 def read_item(value: ByteWindow) -> Any:
-    """Read a datapoint with its bytes and arrays. Raises ValueError for more than plain data."""
-    found = decoded(value)
-    if not isinstance(found, list | tuple | dict) or not found:
+    """Read a datapoint with its bytes and arrays, with bounds: parts may be repeated, or contain themselves.
+
+    Raises ValueError for more than plain data.
+    """
+    located = decode_plain(value)
+    if not isinstance(located, list | tuple | dict) or not located:
         raise ValueError("it is not a list or dict of components")
-    return _contents(value, found)
+    parts_left, bytes_left = MOST_PARTS, 2 * value.length + _MOST_REPEATED
 
-
-def _contents(value: ByteWindow, located: Any) -> Any:
-    """Read the contents of located parts, with bounds: parts may be repeated, or contain themselves."""
-    parts, left = MOST_PARTS, 2 * value.length + _MOST_REPEATED
-
-    def taken(place: ByteRange) -> bytes:
-        nonlocal left
-        left -= place.length
-        if left < 0:
+    def take(place: ByteRange) -> bytes:
+        nonlocal bytes_left
+        bytes_left -= place.length
+        if bytes_left < 0:
             raise ValueError("its components have more bytes than the whole record")
-        return bytes_of(value, place)
+        return read_bytes(value, place)
 
-    def of(item: Any, depth: int) -> Any:
-        nonlocal parts
-        parts -= 1
-        if parts < 0 or depth > MOST_LEVELS:
+    def read(item: Any, depth: int) -> Any:
+        nonlocal parts_left
+        parts_left -= 1
+        if parts_left < 0 or depth > MOST_LEVELS:
             raise ValueError(f"it has more than {MOST_PARTS} parts, or more than {MOST_LEVELS} levels")
         match item:
             case ByteRange():
-                return taken(item)
+                return take(item)
             case Text(start, length):
-                return taken(ByteRange(start, length)).decode()
+                return take(ByteRange(start, length)).decode()
             case Array(dtype, shape, data, axes):
-                array = np.frombuffer(taken(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
+                array = np.frombuffer(take(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
                 array = array.transpose(axes) if axes else array
                 array = array.astype(array.dtype.newbyteorder("="), copy=False)
                 return array if shape else array[()]
             case dict():
-                return {name: of(each, depth + 1) for name, each in item.items()}
+                return {name: read(each, depth + 1) for name, each in item.items()}
             case list() | tuple():
-                return type(item)([of(each, depth + 1) for each in item])
+                return type(item)([read(each, depth + 1) for each in item])
             case None | bool() | int() | float():
                 return item
         raise ValueError("it holds more than plain data")
 
-    return of(located, 0)
+    return read(located, 0)
 
 
 @dataclass(frozen=True)
@@ -274,48 +272,48 @@ class ItemLayout:
     @classmethod
     def of(cls, first: Any, options: SourceOptions) -> ItemLayout:
         """Return the layout of the first datapoint. Raises UsageError for options that it lacks."""
-        parts = _parts_of(first)
+        parts = _components_of(first)
         image, label = options.image_column, options.label_column
         if image is not None:
-            image = chosen(parts, image, "--image-column")
+            image = resolve_name(parts, image, "--image-column")
         elif isinstance(first, dict) and "image" not in first:
-            image = usual_image(parts, lambda name: _encoded(parts[name])) or None
+            image = guess_image(parts, lambda name: _image_bytes(parts[name])) or None
         if label is not None:
-            label = chosen(parts, label, "--label-column")
+            label = resolve_name(parts, label, "--label-column")
         elif isinstance(first, dict) and "label" not in first:
 
             def number(name: str) -> Any:
                 return int(parts[name]) if isinstance(parts[name], np.integer) else parts[name]
 
-            label = usual_label(parts, number) or None
-        return cls(image, label, ItemForm.of(_named(first, image, label)))
+            label = guess_label(parts, number) or None
+        return cls(image, label, ItemForm.of(_rename_components(first, image, label)))
 
     def parts(self, item: Any) -> Mapping[str, Any]:
         """Return the components of a datapoint by name. Raises BadValue for another form."""
-        return self.form.parts(_named(item, self.image, self.label))
+        return self.form.parts(_rename_components(item, self.image, self.label))
 
 
-def _named(item: Any, image: str | None, label: str | None) -> Any:
+def _rename_components(item: Any, image: str | None, label: str | None) -> Any:
     """Return a datapoint as a dict with components named image and label."""
     if image is None and label is None:
         return item
     names = {"image": image, "label": label}
     taken = {name: own for own, name in names.items() if name}
     taken |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in taken}
-    return {taken.get(name, name): part for name, part in _parts_of(item).items()}
+    return {taken.get(name, name): part for name, part in _components_of(item).items()}
 
 
-def _alike(part: Any) -> Any:
+def _empty_like(part: Any) -> Any:
     if isinstance(part, np.ndarray):
         return np.broadcast_to(np.zeros((), part.dtype), part.shape)
     return type(part)() if isinstance(part, bytes | str | list | dict) else part
 
 
-def _parts_of(item: Any) -> dict[str, Any]:
+def _components_of(item: Any) -> dict[str, Any]:
     return item if isinstance(item, dict) else {str(number): part for number, part in enumerate(item)}
 
 
-def _encoded(part: Any) -> Any:
+def _image_bytes(part: Any) -> Any:
     is_line = isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim == 1
     return part.tobytes() if is_line else part
 
@@ -324,7 +322,7 @@ class ItemReader(FilesReader):
     """Reader of datapoints, whose values have the entries' offsets and lengths."""
 
     def read(self, entry: np.void) -> bytes:
-        image = _encoded(self.record(entry)["image"]) if "image" in self.layout.form.own else b""
+        image = _image_bytes(self.record(entry)["image"]) if "image" in self.layout.form.own else b""
         if not isinstance(image, bytes):
             raise BadValue(
                 "its image is not encoded, as bytes or a one-dimensional uint8 array; without --image-column, "
@@ -332,7 +330,7 @@ class ItemReader(FilesReader):
             )
         return image
 
-    def record_in(self, file: ArchiveFile, entry: np.void) -> Mapping[str, Any]:
+    def read_record(self, file: ArchiveFile, entry: np.void) -> Mapping[str, Any]:
         start = int(entry["offset"])
         with errors_as_damage(self.location_of(entry), _ADVICE, key=entry["key"].decode()):
             parts: Mapping[str, Any] = self.layout.parts(
@@ -344,7 +342,7 @@ class ItemReader(FilesReader):
         return record[column.name]
 
 
-def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
+def read_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
     """Yield each key in order with its value. Raises SourceDamaged, also for named databases."""
 
     def damaged(reason: str) -> SourceDamaged:

@@ -31,13 +31,13 @@ from shardprep.formats.sources.record_files import (
     RecordContents,
     RecordSource,
     SplitFiles,
-    chosen,
     column_name,
-    naming_source,
-    split_files,
-    usual_image,
-    usual_label,
-    varint,
+    find_split_files,
+    guess_image,
+    guess_label,
+    name_source_in_errors,
+    read_varint,
+    resolve_name,
 )
 from shardprep.formats.sources.source import SourceOptions, boxes_by_key
 
@@ -55,7 +55,7 @@ class WireField(NamedTuple):
     end: int
 
 
-def parts(
+def read_fields(
     window: ByteWindow, start: int, end: int, most: int = MAX_VALUES, only: tuple[int, ...] = ()
 ) -> Iterator[WireField]:
     """Yield the fields of the message between two offsets; those with numbers in ``only`` have a length.
@@ -69,13 +69,13 @@ def parts(
         if count > most:
             raise ValueError(f"the record is not a tf.train.Example: a message has more than {most} fields")
         head = window.take(at, min(at + 2 * MAX_VARINT, end))
-        tag, used = varint(head, 0)
+        tag, used = read_varint(head, 0)
         number, kind = tag >> 3, tag & 7
         size, after = _SIZES.get(kind, -1), used
         if kind == LENGTH:
-            size, after = varint(head, used)
+            size, after = read_varint(head, used)
         elif kind == VARINT:
-            size = varint(head, used)[1] - used
+            size = read_varint(head, used)[1] - used
         begin = at + after
         if not 0 <= size <= end - begin or not number:
             raise ValueError(f"a field of type {kind} and {size} bytes does not fit into its message")
@@ -85,7 +85,7 @@ def parts(
         yield WireField(number, kind, begin, at)
 
 
-def integers(data: bytes) -> npt.NDArray[np.int64]:
+def decode_integers(data: bytes) -> npt.NDArray[np.int64]:
     """Return the numbers in a packed field, int64 [n]. Raises ValueError."""
     raw = np.frombuffer(data, np.uint8)
     is_end = raw < 0x80
@@ -97,12 +97,12 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
     has_more_bits = longest > MAX_VARINT or (raw[ends[sizes == MAX_VARINT]] > 1).any()
     if not data[-1:] < b"\x80" or has_more_bits:
         raise ValueError("a list of numbers is truncated, or one has more than 64 bits")
-    found = np.zeros(count, np.uint64)
+    numbers = np.zeros(count, np.uint64)
     for place in range(longest):
         longer = sizes > place
         bits = raw[starts[longer] + place].astype(np.uint64) & np.uint64(0x7F)
-        found[longer] |= bits << np.uint64(7 * place)
-    return found.view(np.int64)
+        numbers[longer] |= bits << np.uint64(7 * place)
+    return numbers.view(np.int64)
 
 
 BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
@@ -141,7 +141,7 @@ class Feature(NamedTuple):
 
     def integers(self) -> npt.NDArray[np.int64]:
         """Return a list of integers, int64 [n]. Raises ValueError for other lists."""
-        return integers(b"".join(self._data(INTEGERS)))
+        return decode_integers(b"".join(self._data(INTEGERS)))
 
     def _data(self, kind: str, most: int = MAX_VALUE_BYTES) -> Iterator[bytes]:
         for part in self._parts(kind):
@@ -152,14 +152,14 @@ class Feature(NamedTuple):
 
         Raises ValueError for a list of another kind, but an empty one is of any kind.
         """
-        for part in parts(self.window, self.start, self.end):
+        for part in read_fields(self.window, self.start, self.end):
             is_valid = part.number == 1 and part.kind in (LENGTH, _NOT_PACKED[kind])
             if self.kind != kind or not is_valid or self.end - self.start > MAX_VALUE_BYTES:
                 raise ValueError(f"a feature has more than {MAX_VALUE_BYTES} bytes, or no list of {kind}")
             yield part
 
 
-NONE = Feature(ByteWindow.of(b""), "", 0, 0)
+UNSET = Feature(ByteWindow.of(b""), "", 0, 0)
 
 
 class Features(dict[str, Feature]):
@@ -169,27 +169,27 @@ class Features(dict[str, Feature]):
         raise ValueError(f"it lacks the feature {name!r}, which the first record has")
 
 
-def features(window: ByteWindow) -> Features:
+def read_features(window: ByteWindow) -> Features:
     """Return the features of an example. Raises ValueError for anything else."""
-    found, most = Features(), MAX_FEATURES
-    for example in parts(window, window.start, window.end, most, (1,)):
-        for entry in parts(window, example.start, example.end, most, (1,)):
+    features, most = Features(), MAX_FEATURES
+    for example in read_fields(window, window.start, window.end, most, (1,)):
+        for entry in read_fields(window, example.start, example.end, most, (1,)):
             name, feature = "", Feature(window, "", entry.end, entry.end)
-            for part in parts(window, entry.start, entry.end, most, (1, 2)):
+            for part in read_fields(window, entry.start, entry.end, most, (1, 2)):
                 if part.number == 2:
-                    feature = _feature(window, part)
+                    feature = _read_feature(window, part)
                 elif part.end - part.start > MAX_NAME_BYTES:
                     raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
                 else:
                     name = window.take(part.start, part.end).decode()
-            if name in found or len(found) == most:
+            if name in features or len(features) == most:
                 raise ValueError(f"the feature {name!r} occurs twice, or there are more than {most}")
-            found[name] = feature
-    return found
+            features[name] = feature
+    return features
 
 
-def _feature(window: ByteWindow, value: WireField) -> Feature:
-    lists = [*parts(window, value.start, value.end, MAX_FEATURES, tuple(_KINDS))]
+def _read_feature(window: ByteWindow, value: WireField) -> Feature:
+    lists = [*read_fields(window, value.start, value.end, MAX_FEATURES, tuple(_KINDS))]
     if len(lists) > 1:
         raise ValueError("a feature is not one list of bytes, floats or integers")
     number, _, start, end = lists[0] if lists else (0, 0, value.end, value.end)
@@ -208,7 +208,7 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
-def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
+def read_frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
     """Yield the offset and the unread data of each frame. Raises SourceDamaged for a wrong length."""
     at = 0
     while at < file.end:
@@ -246,7 +246,7 @@ def recognise_tfrecord(path: Path, split: str | None, options: SourceOptions) ->
 
     A file without ``.tfrecord`` in its name is one if it begins with a record.
     """
-    files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
+    files = find_split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
     first = next(iter(files.by_split.values()))[0]
@@ -255,17 +255,17 @@ def recognise_tfrecord(path: Path, split: str | None, options: SourceOptions) ->
             head = file.read_at(HEAD.size, 0)
         if len(head) < HEAD.size or HEAD.unpack(head)[1] != masked_crc(head[:8]):
             return None
-    with naming_source(path):
-        return TfRecord(files, options, _first_layout(files, options))
+    with name_source_in_errors(path):
+        return TfRecord(files, options, _detect_first_layout(files, options))
 
 
-def _first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
+def _detect_first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
     """Return the layout of the first readable record. Raises UsageError."""
     for name in (name for names in files.by_split.values() for name in names):
         try:
             with ArchiveFile(files.top / name) as file:
-                for _, data in frames(file):
-                    return layout_of(features(data), options)
+                for _, data in read_frames(file):
+                    return detect_layout(read_features(data), options)
         except (SourceDamaged, ValueError):  # reported with all other problems
             continue
     return ExampleLayout()
@@ -286,13 +286,13 @@ class ExampleLayout:
     boxes: bool = False
 
     @property
-    def no_columns(self) -> frozenset[str]:
+    def non_columns(self) -> frozenset[str]:
         """The features whose values are not columns, but in the record itself, its classes or its boxes."""
         boxes = (*BOX_SIDES, BOX_LABEL) if self.boxes else ()
         return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
 
 
-def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
+def detect_layout(features: Features, options: SourceOptions) -> ExampleLayout:
     """Return the layout of a record from the official scripts for ImageNet or from TensorFlow Datasets.
 
     The official scripts write the synset beside the label, and count from 1. Without it, labels stay: other
@@ -300,44 +300,44 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
     """
 
     def value_of(name: str) -> object:
-        feature = found[name]
+        feature = features[name]
         if feature.kind == FLOATS or not feature.is_single():
             return None
         return feature.byte_values(HEAD_BYTES)[0] if feature.kind == BYTES else int(feature.integers()[0])
 
-    def there(*names: str) -> str:
-        return next((name for name in names if name in found), "")
+    def present(*names: str) -> str:
+        return next((name for name in names if name in features), "")
 
-    known = ExampleLayout(there("image"), there("label"), "", there("file_name", "image/filename"))
-    if "image/encoded" in found:
-        label, boxes = there("image/class/label"), set(BOX_SIDES) <= found.keys()
-        synset = there("image/class/synset") if label else ""
+    known = ExampleLayout(present("image"), present("label"), "", present("file_name", "image/filename"))
+    if "image/encoded" in features:
+        label, boxes = present("image/class/label"), set(BOX_SIDES) <= features.keys()
+        synset = present("image/class/synset") if label else ""
         known = ExampleLayout(
-            "image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes
+            "image/encoded", label, synset, present("image/filename"), int(bool(synset)), boxes
         )
     image, label = known.image, known.label
     if options.image_column is not None:
-        image = chosen(found, options.image_column, "--image-column")
+        image = resolve_name(features, options.image_column, "--image-column")
     elif not image or not isinstance(value_of(image), bytes):
-        image = usual_image(found, value_of) or image
+        image = guess_image(features, value_of) or image
     if options.label_column is not None:
-        label = chosen(found, options.label_column, "--label-column")
+        label = resolve_name(features, options.label_column, "--label-column")
     elif not label:
-        label = usual_label(found, value_of)
+        label = guess_label(features, value_of)
     if label != known.label:
         known = replace(known, class_name="", first_label=0)
     return replace(known, image=image, label=label)
 
 
-def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
+def read_boxes(features: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
     """Return each box's label and its sides, swapped if reversed and clipped. Raises ValueError."""
-    lists = [found[name] for name in BOX_SIDES]
-    if any(each.end - each.start > MAX_BOXES * MAX_VARINT for each in (*lists, found.get(BOX_LABEL, NONE))):
+    lists, label_list = [features[name] for name in BOX_SIDES], features.get(BOX_LABEL, UNSET)
+    if any(each.end - each.start > MAX_BOXES * MAX_VARINT for each in (*lists, label_list)):
         raise ValueError(f"it has more than {MAX_BOXES} boxes")
     sides = [each.floats() for each in lists]
     labels = np.full(len(sides[0]), UNLABELLED)
-    if BOX_LABEL in found:
-        labels = found[BOX_LABEL].integers() - first_label
+    if BOX_LABEL in features:
+        labels = label_list.integers() - first_label
     if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
         raise ValueError("its boxes do not have one finite number for each side")
     xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
@@ -345,16 +345,16 @@ def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float,
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _only(values: Sequence[T]) -> T:
+def _single_value(values: Sequence[T]) -> T:
     (value,) = values
     return value
 
 
 _READ: Mapping[str, Callable[[Feature], Any]] = {
-    "bytes": lambda feature: _only(feature.byte_values()),
+    "bytes": lambda feature: _single_value(feature.byte_values()),
     "json": lambda feature: list(map(TextCodec().decode, feature.byte_values())),
-    "int": lambda feature: _only(feature.integers().tolist()),
-    "float": lambda feature: _only(feature.floats().tolist()),
+    "int": lambda feature: _single_value(feature.integers().tolist()),
+    "float": lambda feature: _single_value(feature.floats().tolist()),
     "int64[*]": Feature.integers,
     "float32[*]": Feature.floats,
 }
@@ -368,20 +368,20 @@ class ExampleReader(FilesReader):
             return b""
         example: Example = self.record(entry)
         with errors_as_damage(self.location_of(entry), ADVICE, key=entry["key"].decode()):
-            return _only(example[0].get(self.layout.image, NONE).byte_values())
+            return _single_value(example[0].get(self.layout.image, UNSET).byte_values())
 
-    def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
+    def read_record(self, file: ArchiveFile, entry: np.void) -> Example:
         length = int(entry["length"])
         data = file.read_at(length + TAIL.size, int(entry["offset"]) + HEAD.size)
         with errors_as_damage(self.location_of(entry), ADVICE, key=entry["key"].decode()):
             if data[length:] != TAIL.pack(masked_crc(data[:length])):
                 raise ValueError("the checksum of a record's data is wrong")
-            found = features(ByteWindow.of(data[:length]))
-        columns = found.keys() - self.layout.no_columns
-        return found, {column_name(name): found[name] for name in columns}
+            features = read_features(ByteWindow.of(data[:length]))
+        names = features.keys() - self.layout.non_columns
+        return features, {column_name(name): features[name] for name in names}
 
     def value(self, column: Field, record: Example, entry: np.void) -> Any:
-        return _READ[column.kind](record[1].get(column.name, NONE))
+        return _READ[column.kind](record[1].get(column.name, UNSET))
 
 
 class ExampleContents(RecordContents):
@@ -396,41 +396,41 @@ class ExampleContents(RecordContents):
         self._records = 0
 
     def read(self, file: ArchiveFile) -> None:
-        for start, data in frames(file):
+        for start, data in read_frames(file):
             place = f"{file.path}, byte {start}"
             with self.problems.collect("record"), errors_as_damage(place, "write the file again"):
-                found = features(data)
-                boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
-                single = self._single_features(found)
-                if self.append(self._name(found), self._label(found), length=data.length, offset=start):
+                features = read_features(data)
+                boxes = read_boxes(features, self.layout.first_label) if self.layout.boxes else []
+                single = self._single_features(features)
+                if self.append(self._name(features), self._label(features), length=data.length, offset=start):
                     self._single.update(single)
                     for box in boxes:
                         self._boxes.append((self._records, *box))
                     self._records += 1
 
-    def _name(self, found: Features) -> str:
+    def _name(self, features: Features) -> str:
         """Return the image's file name without its extension; "" for none."""
         name = ""
-        if self.layout.file_name in found:
+        if self.layout.file_name in features:
             with suppress(ValueError):
-                name = _text_in(found[self.layout.file_name])
+                name = _read_text(features[self.layout.file_name])
         stem = name.rpartition("/")[2].rpartition(".")[0]
         return name[: name.rindex(".")] if stem else name
 
-    def _label(self, found: Features) -> int:
+    def _label(self, features: Features) -> int:
         """Return the record's label, counted from 0."""
         layout = self.layout
         if not layout.label:
             return UNLABELLED
-        feature = found[layout.label]
+        feature = features[layout.label]
         if feature.kind == BYTES:
-            return self.label_of(_text_in(feature))
+            return self.label_of(_read_text(feature))
         if not feature.is_single():
             raise ValueError("it has no label, or several")
         label = int(feature.integers()[0])
         if not layout.class_name:
             return self.classes.add_number(label)
-        name = _text_in(found[layout.class_name])
+        name = _read_text(features[layout.class_name])
         if label in (0, UNLABELLED) and not name:
             return UNLABELLED  # the official scripts' background
         if label < layout.first_label:
@@ -439,15 +439,15 @@ class ExampleContents(RecordContents):
             )
         return self.classes.add_number(label - layout.first_label, name)
 
-    def _single_features(self, found: Features) -> list[str]:
+    def _single_features(self, features: Features) -> list[str]:
         """Return the columns' features with exactly one value. Raises ValueError for invalid records."""
         image = self.layout.image
-        if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
+        if image and (features.get(image, UNSET).kind != BYTES or not features[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
-        names = sorted(found.keys() - self.layout.no_columns)
+        names = sorted(features.keys() - self.layout.non_columns)
         for name in names:
-            kind, known = found[name].kind, self._kinds.get(name, "")
-            if found[name].start == found[name].end:
+            kind, known = features[name].kind, self._kinds.get(name, "")
+            if features[name].start == features[name].end:
                 self._kinds[name] = known or kind
             elif name not in self._with_values:
                 self._with_values.add(name)
@@ -456,7 +456,7 @@ class ExampleContents(RecordContents):
                 raise ValueError(f"the feature {name!r} has {kind}, but {known} in other records")
         if len(self._kinds) > MAX_COLUMNS:
             raise ValueError(f"it has more than {MAX_COLUMNS} features that would become columns")
-        return [name for name in names if found[name].is_single()]
+        return [name for name in names if features[name].is_single()]
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, of lists unless all records have exactly one value."""
@@ -469,7 +469,7 @@ class ExampleContents(RecordContents):
         return Schema(fields), bool(self.layout.image)
 
 
-def _text_in(feature: Feature) -> str:
+def _read_text(feature: Feature) -> str:
     if feature.start == feature.end:
         return ""
     if not feature.is_single():
@@ -488,8 +488,8 @@ class TfRecord(RecordSource):
     def description(self) -> str:
         return super().description + (", labels from 1 stored from 0" if self.layout.first_label else "")
 
-    def contents(self, split: str, classes: Classes) -> RecordContents:
-        contents = super().contents(split, classes)
+    def new_contents(self, split: str, classes: Classes) -> RecordContents:
+        contents = super().new_contents(split, classes)
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
             with contents.problems.collect(), errors_as_damage(path, "correct the list"):
@@ -498,5 +498,7 @@ class TfRecord(RecordSource):
         return contents
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        found = self.scanned[split]
-        return None if found.boxes is None else boxes_by_key(found.boxes, found.entries["key"], labels)
+        contents = self.contents_by_split[split]
+        return (
+            None if contents.boxes is None else boxes_by_key(contents.boxes, contents.entries["key"], labels)
+        )

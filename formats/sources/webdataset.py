@@ -20,12 +20,12 @@ from shardprep.formats.sources.record_files import (
     FilesReader,
     RecordContents,
     RecordSource,
-    chosen,
     column_name,
-    naming_source,
-    split_files,
-    usual_image,
-    usual_label,
+    find_split_files,
+    guess_image,
+    guess_label,
+    name_source_in_errors,
+    resolve_name,
 )
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
 from shardprep.formats.sources.tar import BLOCK, Member, walk_tar
@@ -53,7 +53,7 @@ class SampleLayout:
         known = IMAGE_EXTENSIONS if self.image is None else (self.image,)
         return next((extension for extension in known if extension in sample.parts), None)
 
-    def no_columns(self, parts: Collection[str]) -> set[str]:
+    def non_columns(self, parts: Collection[str]) -> set[str]:
         """Return the parts beside the image that are not columns: the label, and its name beside it."""
         return {self.label, CLASS_NAME} if self.label == LABEL in parts else {self.label}
 
@@ -66,31 +66,32 @@ def recognise_webdataset(
     The first sample must have two or more parts, one with an extension in ``single``, or be damaged: a tar of
     images alone may be anything, such as class folders. Archives of ILSVRC12 and its classes are not shards.
     """
-    files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
+    files = find_split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
     for name in (name for names in files.by_split.values() for name in names):
         try:
-            with naming_source(path), ArchiveFile(files.top / name) as archive:
-                sample = next(samples(archive), None)
+            with name_source_in_errors(path), ArchiveFile(files.top / name) as archive:
+                sample = next(read_samples(archive), None)
                 if sample is not None:
                     last = {part.rpartition(".")[2] for part in sample.parts}
-                    is_one = len(sample.parts) > 1 or not last.isdisjoint(single)
-                    return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
+                    if len(sample.parts) < 2 and last.isdisjoint(single):
+                        return None
+                    return WebDataset(files, options, _detect_layout(sample, archive, options))
         except SourceDamaged:
             return WebDataset(files, options, SampleLayout())  # the damage is reported later
     return None
 
 
-def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleLayout:
+def _detect_layout(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleLayout:
     """Find the image and the label among the parts of the first sample. Raises UsageError."""
 
-    def image_in(name: str) -> bytes:
+    def read_image_head(name: str) -> bytes:
         return archive.read_at(HEAD_BYTES, sample.parts[images[name]].offset)
 
-    def label_in(name: str) -> int | None:
+    def read_label(name: str) -> int | None:
         try:
-            match = _NUMBER.fullmatch(text_in(sample, labels[name], archive) or "")
+            match = _NUMBER.fullmatch(read_text(sample, labels[name], archive) or "")
         except ValueError:
             return None
         return int(match[1]) if match else None
@@ -99,13 +100,13 @@ def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) ->
     labels = {_stem(part, ("txt",)): part for part in reversed(sample.parts)}
     image, label = None, LABEL
     if options.image_column is not None:
-        image = chosen(sample.parts, options.image_column.lower().removeprefix("."), "--image-column")
-    elif SampleLayout().image_of(sample) is None and (usual := usual_image(images, image_in)):
-        image = images[usual]
+        image = resolve_name(sample.parts, options.image_column.lower().removeprefix("."), "--image-column")
+    elif SampleLayout().image_of(sample) is None and (guess := guess_image(images, read_image_head)):
+        image = images[guess]
     if options.label_column is not None:
-        label = chosen(sample.parts, options.label_column.lower().removeprefix("."), "--label-column")
-    elif LABEL not in sample.parts and (usual := usual_label(labels, label_in)):
-        label = labels[usual]
+        label = resolve_name(sample.parts, options.label_column.lower().removeprefix("."), "--label-column")
+    elif LABEL not in sample.parts and (guess := guess_label(labels, read_label)):
+        label = labels[guess]
     return SampleLayout(image, label)
 
 
@@ -127,7 +128,7 @@ class ShardSample(NamedTuple):
         return sum(member.size for member in self.parts.values())
 
 
-def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
+def read_samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     """Yield the samples from the header at ``start`` on, without the metadata of macOS.
 
     Raises SourceDamaged like :func:`.tar.walk_tar`, and for a member whose extension is missing or repeated.
@@ -140,36 +141,36 @@ def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
             continue
         match = _NAME.fullmatch(member.name)
         if match is None:
-            raise _damaged(member, archive, "has no extension, so its kind is unknown; remove it")
+            raise _damage(member, archive, "has no extension, so its kind is unknown; remove it")
         stem, extension = match[1], match[2].lower()
         if sample is None or stem != sample.stem:
             if sample is not None:
                 yield sample
             sample = ShardSample(stem, start, {})
         if extension in sample.parts:
-            raise _damaged(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
+            raise _damage(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
         sample.parts[extension] = member
         start = end
     if sample is not None:
         yield sample
 
 
-def _damaged(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged:
+def _damage(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged:
     return SourceDamaged(reason, path=f"{archive.path}, byte {member.offset}", key=member.name)
 
 
-def bytes_in(archive: ArchiveFile, member: Member) -> bytes:
+def read_member(archive: ArchiveFile, member: Member) -> bytes:
     return archive.read_at(member.size, member.offset)
 
 
-def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
+def read_text(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
     """Return the text of a small member, None if it is missing. Raises ValueError."""
     member = sample.parts.get(part)
     if member is None:
         return None
     if member.size > MAX_SMALL:
         raise ValueError(f"its .{part} has {member.size} bytes, more than {MAX_SMALL}")
-    return bytes_in(archive, member).decode()
+    return read_member(archive, member).decode()
 
 
 OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
@@ -182,33 +183,33 @@ class SampleReader(FilesReader):
     def read(self, entry: np.void) -> bytes:
         archive, sample, _ = self.record(entry)
         image = self.layout.image_of(sample)
-        return b"" if image is None else bytes_in(archive, sample.parts[image])
+        return b"" if image is None else read_member(archive, sample.parts[image])
 
-    def record_in(self, file: ArchiveFile, entry: np.void) -> OpenSample:
-        sample = next(samples(file, int(entry["offset"])), None)
+    def read_record(self, file: ArchiveFile, entry: np.void) -> OpenSample:
+        sample = next(read_samples(file, int(entry["offset"])), None)
         if sample is None or sample.length != entry["length"]:
-            raise self.changed(entry)
-        columns = sample.parts.keys() - {self.layout.image_of(sample), *self.layout.no_columns(sample.parts)}
+            raise self.changed_error(entry)
+        columns = sample.parts.keys() - {self.layout.image_of(sample), *self.layout.non_columns(sample.parts)}
         return file, sample, {column_name(part): sample.parts[part] for part in columns}
 
     def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
         archive, _, members = record
-        data = bytes_in(archive, members[column.name])
+        data = read_member(archive, members[column.name])
         return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
 
 
 class ShardContents(RecordContents):
     READER = SampleReader
-    may_number = False
+    can_number_keys = False
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         super().__init__(source, classes)
-        self._first_of: dict[tuple[bool, frozenset[str]], tuple[str, str]] = {}
+        self._first_samples: dict[tuple[bool, frozenset[str]], tuple[str, str]] = {}
         self._parts: set[str] = set()
         self._floats: set[str] = set()
 
     def read(self, file: ArchiveFile) -> None:
-        for sample in samples(file):
+        for sample in read_samples(file):
             place = f"{file.path}, byte {sample.start}"
             with self.problems.collect("label"):
                 with errors_as_damage(place, "correct the shard", key=sample.stem):
@@ -216,34 +217,34 @@ class ShardContents(RecordContents):
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)
                 image = self.layout.image_of(sample)
                 parts = frozenset(sample.parts.keys() - {image})
-                self._first_of.setdefault((image is not None, parts), (place, sample.stem))
+                self._first_samples.setdefault((image is not None, parts), (place, sample.stem))
                 self._parts |= parts
                 for part in (part for part in parts if part.rpartition(".")[2] == "json"):
                     member = sample.parts[part]  # read only if it may be a float that JSON lacks
-                    if member.size in map(len, _NO_JSON) and bytes_in(file, member) in _NO_JSON:
+                    if member.size in map(len, _NO_JSON) and read_member(file, member) in _NO_JSON:
                         self._floats.add(part)
             if len(self._parts) > MAX_COLUMNS:
                 raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
-        text = text_in(sample, self.layout.label, archive)
+        text = read_text(sample, self.layout.label, archive)
         match = _NUMBER.fullmatch(text or "")
         if match is None:
             return self.label_of(text and text.strip())
-        name = text_in(sample, CLASS_NAME, archive) if self.layout.label == LABEL else None
+        name = read_text(sample, CLASS_NAME, archive) if self.layout.label == LABEL else None
         return self.classes.add_number(int(match[1]), name)
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether there are images; samples that lack a part are problems."""
-        has_images = any(image for image, _ in self._first_of)
-        for (image, parts), (place, stem) in self._first_of.items():
+        has_images = any(image for image, _ in self._first_samples)
+        for (image, parts), (place, stem) in self._first_samples.items():
             missing = [f".{part}" for part in sorted(self._parts - parts)]
             missing += ["an image"] if has_images and not image else []
             if missing:
                 lacks = f"lacks {', '.join(missing[:8])}, which other samples have; add it to every sample"
                 self.problems.add(SourceDamaged(lacks, path=place, key=stem))
         fields = []
-        for part in sorted(self._parts - self.layout.no_columns(self._parts)):
+        for part in sorted(self._parts - self.layout.non_columns(self._parts)):
             last = part.rpartition(".")[2]  # like WebDataset's own decoders
             kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
             kind = "float" if part in self._floats else kind

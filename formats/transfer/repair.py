@@ -36,7 +36,7 @@ from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import Manifest, read_manifest, tables_of
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
-from shardprep.formats.sources.record_files import LABELS, usual
+from shardprep.formats.sources.record_files import LABEL_NAMES, find_known_names
 from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location, path_or_place
 from shardprep.formats.storage.transfer import TransferRun, find_datasets
@@ -199,7 +199,7 @@ def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> Sour
     if options.image_column is None and not manifest.has_images:
         options = replace(options, image_column="")
     names = [name.removesuffix(".txt") for name in manifest.schema.names]
-    if options.label_column is None and not len(manifest.labels) and usual(names, LABELS):
+    if options.label_column is None and not len(manifest.labels) and find_known_names(names, LABEL_NAMES):
         options = replace(options, label_column="")
     return options
 

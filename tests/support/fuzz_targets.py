@@ -33,7 +33,7 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.shards.read import ARCHIVE_NAME
 from shardprep.formats.sources.devkit import read_boxes, read_devkit
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tfrecord import frames
+from shardprep.formats.sources.tfrecord import read_frames
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.order.rng import RecordRandom
@@ -183,7 +183,7 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
         path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
     else:
         with ArchiveFile(honest) as file:
-            records = [data.take(data.start, data.end) for _, data in frames(file)]
+            records = [data.take(data.start, data.end) for _, data in read_frames(file)]
         chosen = rng.randrange(len(records))
         records[chosen] = mutated(records[chosen], rng, NUMBERS)
         path.write_bytes(b"".join(map(frame, records)))

@@ -22,7 +22,7 @@ from shardprep.formats import ConvertOptions, PlanOptions, convert, open_dataset
 from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.sources import tensorpack as datapoint
 from shardprep.formats.sources.listing import MAX_CLASSES
-from shardprep.formats.sources.pickled import ByteRange, bytes_of
+from shardprep.formats.sources.pickled import ByteRange, read_bytes
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files import ByteWindow
 from shardprep.formats.sources.tensorpack import read_datapoint, read_item
@@ -418,7 +418,7 @@ def test_large_numbers_tuples_and_arrays_of_any_byte_and_axis_order_come_back(pr
 
 def assert_read(data: bytes, image: bytes, label: int) -> None:
     found, found_label = datapoint_of(data)
-    assert (bytes_of(ByteWindow.of(data), found), found_label) == (image, label)
+    assert (read_bytes(ByteWindow.of(data), found), found_label) == (image, label)
 
 
 @pytest.mark.parametrize("how", IN_A_DATAPOINT)

@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats import BadImage, SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tfrecord import integers, masked_crc
+from shardprep.formats.sources.tfrecord import decode_integers, masked_crc
 from support.datasets import converted, flip
 from support.image_files import JPEG
 from support.memory import memory_below
@@ -176,7 +176,7 @@ def test_lists_have_one_kind_in_all_splits_and_tfds_names_the_classes(tmp_path: 
     assert values == [([1, 2], ["x"], []), ([3], [], [0.5]), ([4], ["y"], [2.5])]
     for data in (b"\1\xff", b"\xff" * 9 + b"\2"):
         with pytest.raises(ValueError, match="a list of numbers is truncated, or one has more than 64 bits"):
-            integers(data)
+            decode_integers(data)
 
 
 def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: Path) -> None:
