@@ -55,7 +55,7 @@ def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
     names as a folder "images".
     """
     words = {name: re.sub("[^a-z]+", " ", name.lower()) for name in names}
-    whole = images_among(names)
+    whole = pick_image_folder(names)
     images = whole or next(
         (n for n in names if _IMAGES.search(words[n]) and not _PARTNERS.search(words[n])), None
     )
@@ -75,7 +75,7 @@ def _stems(folder: Path) -> set[str]:
     return {splitext(file.relative_to(folder).as_posix())[0] for file in files}
 
 
-def images_among(names: Iterable[str]) -> str | None:
+def pick_image_folder(names: Iterable[str]) -> str | None:
     """Return the folder name that comes first in IMAGE_FOLDERS; None if no name is there."""
     by_lower = {name.lower(): name for name in names}
     return next((by_lower[name] for name in IMAGE_FOLDERS if name in by_lower), None)
@@ -95,46 +95,46 @@ def recognise_pairs(path: Path, split: str | None, options: SourceOptions) -> Pa
     splits, which is ``split`` or train, in ``images`` or in the folder itself. Raises UsageError for missing
     folders, and for partners of a split without images.
     """
-    top = _images_in(path) or path
+    top = _find_images(path) or path
     outer, inner = split_folders(path), split_folders(top)
-    found = {}
+    by_split = {}
     for name in SPLITS:
-        images = _images_in(path / outer[name]) if name in outer else None
+        images = _find_images(path / outer[name]) if name in outer else None
         images = images or (top / inner[name] if name in inner else None)
         if images is not None:
-            found[name] = PairedSplit(images, _partners(path, name, outer, options))
-    for _, _, folder in options.pair_choices if found and not split else ():
+            by_split[name] = PairedSplit(images, _partners(path, name, outer, options))
+    for _, _, folder in options.pair_choices if by_split and not split else ():
         if (of_pair := path / user_path(folder)).is_dir() and (
-            more := sorted(split_folders(of_pair).keys() - found.keys())
+            extra := sorted(split_folders(of_pair).keys() - by_split.keys())
         ):
             raise UsageError(
-                f"has {', '.join(more)}, for which {top} has no images; add them, or move it away",
+                f"has {', '.join(extra)}, for which {top} has no images; add them, or move it away",
                 path=of_pair,
             )
-    if not found:
-        found[split or "train"] = PairedSplit(top, _partners(path, "", {}, options))
-    return PairedFolders(path, found, options)
+    if not by_split:
+        by_split[split or "train"] = PairedSplit(top, _partners(path, "", {}, options))
+    return PairedFolders(path, by_split, options)
 
 
-def _images_in(folder: Path) -> Path | None:
-    name = images_among(each.name for each in os.scandir(folder) if each.is_dir())
+def _find_images(folder: Path) -> Path | None:
+    name = pick_image_folder(each.name for each in os.scandir(folder) if each.is_dir())
     return folder / name if name else None
 
 
 def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceOptions) -> dict[str, Path]:
     partners = {}
-    for name, _, given in options.pair_choices:
-        whole = path / user_path(given)
-        by_split = split_folders(whole).get(split, split) if split and whole.is_dir() else split
-        places = [path / outer.get(split, split) / given, whole / by_split]
-        if user_path(given).is_absolute():
-            places = [whole / by_split, whole]
-        there = next((place for place in places if place.is_dir()), None)
-        if there is None:
+    for name, _, origin in options.pair_choices:
+        whole = path / user_path(origin)
+        inner = split_folders(whole).get(split, split) if split and whole.is_dir() else split
+        places = [path / outer.get(split, split) / origin, whole / inner]
+        if user_path(origin).is_absolute():
+            places = [whole / inner, whole]
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder is None:
             tried = " or ".join(dict.fromkeys(map(str, places)))
             advice = f"give --pair {name}=FOLDER relative to the split or to the source, or absolute"
             raise UsageError(f"there is no folder {tried}; {advice}")
-        partners[name] = there
+        partners[name] = folder
     return partners
 
 
@@ -151,15 +151,15 @@ class PairedFolders(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        every = ((one.images, *one.partners.values()) for one in self.by_split.values())
-        return tuple(folder.resolve() for folders in every for folder in folders)
+        paired = ((each.images, *each.partners.values()) for each in self.by_split.values())
+        return tuple(folder.resolve() for folders in paired for folder in folders)
 
     @property
     def description(self) -> str:
         return f"{super().description}, with {', '.join(self.source_options.pairs)}"
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
-        labels, problems, by_split = self._found
+        labels, problems, by_split = self._listed_splits
         folders, follow = self.by_split[split], self.source_options.follow_symlinks
         tops = dict.fromkeys(top for top in (self.root, folders.images.parent) if top != self.root.parent)
         entries, ignored = by_split[split]
@@ -180,24 +180,24 @@ class PairedFolders(Source):
         )
 
     @cached_property
-    def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
+    def _listed_splits(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
         """The classes, the problems, and each split's entries and counts of ignored files."""
-        problems, classes, found = Problems(), Classes(), {}
+        problems, classes, by_split = Problems(), Classes(), {}
         for split, folders in self.by_split.items():
             walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
-            found[split] = _paired(folders, walk, classes), walk.ignored
+            by_split[split] = _pair_images(folders, walk, classes), walk.ignored
         labels, label_of = classes.assign_labels()
-        for entries, _ in found.values():
+        for entries, _ in by_split.values():
             entries["label"] = label_of[entries["label"]]
-        parents = {one.images.parent: split for split, one in reversed([*self.by_split.items()])}
+        parents = {folders.images.parent: split for split, folders in reversed([*self.by_split.items()])}
         for parent, split in parents.items():
             if parent != self.root.parent:
                 names = (each.name.lower() for each in parent.iterdir() if each.is_file())
-                found[split][1].update(OUTSIDE for name in names if name.endswith(IMAGE_SUFFIXES))
-        return labels, problems, found
+                by_split[split][1].update(OUTSIDE for name in names if name.endswith(IMAGE_SUFFIXES))
+        return labels, problems, by_split
 
 
-def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries:
+def _pair_images(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries:
     """Return the images of one split with their partners, and add problems to those of the walk."""
     top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
     inside = tuple(
@@ -205,48 +205,48 @@ def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries
     )
     if "./" in inside:
         raise UsageError("holds the images themselves; name another folder with --pair", path=folders.images)
-    images = _by_stem(walk, inside)
-    partners = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
+    images = _files_by_stem(walk, inside)
+    partners = {name: _files_by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
     columns = [("image_length", "<i8")]
     for number in range(len(partners)):
         columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
     table = EntryTable(folders.images, walk.problems, columns)
     for stem, file in images.items():
-        found = [files[stem] for files in partners.values() if stem in files]
-        if len(found) == len(partners):
+        matches = [files[stem] for files in partners.values() if stem in files]
+        if len(matches) == len(partners):
             table.append(
                 record_key(file.path.partition("/")[0], file.path),
                 classes.add_folder(file.path),
-                length=file.size + sum(partner.size for partner in found),
+                length=file.size + sum(match.size for match in matches),
                 file=file,
-                extra=(file.size, *(part for p in found for part in (p.path.encode(), p.size, p.mtime_ns))),
+                extra=(file.size, *(part for p in matches for part in (p.path.encode(), p.size, p.mtime_ns))),
             )
     for name, files in partners.items():
         folder = folders.partners[name]
         lacking = f"has no {name} in {folder}; add it, or remove this image"
         for file in (images[stem] for stem in images if stem not in files):
             walk.problems.add(SourceDamaged(lacking, path=folders.images / file.path))
-        alone = (
+        unmatched = (
             f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
         )
         for file in (files[stem] for stem in files if stem not in images):
-            walk.problems.add(SourceDamaged(alone, path=folder / file.path))
+            walk.problems.add(SourceDamaged(unmatched, path=folder / file.path))
     return table.finish()
 
 
-def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile]:
-    """Return the images below a folder by path without extension, except those in the folders ``but``."""
-    found: dict[str, FoundFile] = {}
+def _files_by_stem(walk: FolderWalk, skipped: tuple[str, ...] = ()) -> dict[str, FoundFile]:
+    """Return the images below a folder by path without extension, except those in the ``skipped`` folders."""
+    by_stem: dict[str, FoundFile] = {}
     for file in walk.files_below():
-        if file.path.startswith(but) or walk.skip_non_image(file):
+        if file.path.startswith(skipped) or walk.skip_non_image(file):
             continue
-        if (first := found.setdefault(splitext(file.path)[0], file)) is not file:
+        if (first := by_stem.setdefault(splitext(file.path)[0], file)) is not file:
             twice = f"differs from {first.path} only in its extension; remove one of them"
             walk.problems.add(SourceDamaged(twice, path=walk.top / file.path), "twice")
         elif file.size > MAX_IMAGE_BYTES:
             large = f"has {file.size} bytes, but an image has at most {MAX_IMAGE_BYTES}; remove it"
             walk.problems.add(SourceDamaged(large, path=walk.top / file.path), "too large")
-    return found
+    return by_stem
 
 
 def pair_columns(number: int) -> tuple[str, str, str]:
@@ -263,7 +263,7 @@ class PairedReader(ResourceReader[tuple[ByteReader, ...]]):
     @contextmanager
     def open_resource(self) -> Iterator[tuple[ByteReader, ...]]:
         with ExitStack() as stack:
-            yield tuple(stack.enter_context(one.open()) for one in self.folders)
+            yield tuple(stack.enter_context(folder.open()) for folder in self.folders)
 
     def read(self, entry: np.void) -> bytes:
         return self.resource[0].read(entry)

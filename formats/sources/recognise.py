@@ -59,11 +59,11 @@ _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # k
 def recognise_dataset(path: Path) -> ConvertedDataset | None:
     """Return the source of a dataset or a folder of its splits, else None. Raises UsageError, DataError."""
     # a collection is refused when it is read
-    is_one = (path / MANIFEST_NAME).is_file() or is_collection(path)
-    folders = {"": path} if is_one else splits_of(path)
+    is_single = (path / MANIFEST_NAME).is_file() or is_collection(path)
+    folders = {"": path} if is_single else splits_of(path)
     manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
-    found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
-    return ConvertedDataset(found) if found else None
+    by_split = {manifest.split: (folder, manifest) for folder, manifest in manifests}
+    return ConvertedDataset(by_split) if by_split else None
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,9 @@ class HeldOutVal(Source):
         chosen = np.diff(np.floor(np.arange(len(entries) + 1) * self.fraction + 0.5)) > 0
         chosen[:-1] &= labels[1:] == labels[:-1]
         chosen[-1:] = False
-        found = np.zeros(len(entries), np.bool_)
-        found[by_class[chosen]] = True
-        return found
+        is_val = np.zeros(len(entries), np.bool_)
+        is_val[by_class[chosen]] = True
+        return is_val
 
 
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)

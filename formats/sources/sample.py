@@ -46,7 +46,7 @@ ODDITIES = {
 
 ANNOTATIONS = 16  # per archive, if there are enough images
 
-STREAM_OF = {"train": 1, "val": 2, "test": 3}  # each use of random numbers has its own stream
+STREAMS = {"train": 1, "val": 2, "test": 3}  # each use of random numbers has its own stream
 CLASSES, NUMBERS, TAR_ORDER = range(4, 7)
 Pixels = npt.NDArray[np.uint8]
 Members = Iterable[tuple[str, bytes]]
@@ -113,11 +113,11 @@ class SamplePlan:
         if split == "train":
             return [image for label in range(self.classes) for image in self.train_images(label)]
         images = self.val if split == "val" else self.test
-        mixed = np.random.default_rng((self.seed, STREAM_OF[split])).permutation(images)
+        mixed = np.random.default_rng((self.seed, STREAMS[split])).permutation(images)
         numbered = enumerate(mixed.tolist(), start=1)
         return [self._image(f"ILSVRC2012_{split}_{number:08d}", n, split) for number, n in numbered]
 
-    def annotated(self, split: str) -> list[SampleImage]:
+    def annotated_images(self, split: str) -> list[SampleImage]:
         """Return the images of a split that get an annotation, spread evenly."""
         images = self.images(split)
         return images[:: max(1, len(images) // ANNOTATIONS)][:ANNOTATIONS]
@@ -125,7 +125,7 @@ class SamplePlan:
     def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
         choice = range(label % PHOTOGRAPHS, PHOTOGRAPHS, self.classes)  # more than 25 classes share them
-        seed = (self.seed, STREAM_OF[split], label, rank)
+        seed = (self.seed, STREAMS[split], label, rank)
         return SampleImage(key, label, choice[rank % len(choice)], seed, ODDITIES[split].get(n))
 
 
@@ -220,7 +220,7 @@ def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
 
 
 @contextmanager
-def completed(path: Path) -> Iterator[IO[bytes]]:
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file to write that is renamed when complete, or removed; a kill leaves ``<name>.partial``."""
     partial = path.with_name(path.name + ".partial")
     try:
@@ -251,7 +251,7 @@ def train_members(plan: SamplePlan, album: Album) -> Members:
 def flat_members(plan: SamplePlan, album: Album, split: str) -> Members:
     """Yield the images, not sorted by name; those of test are in a folder ``test``."""
     images, prefix = plan.images(split), "test/" if split == "test" else ""
-    rng = np.random.default_rng((plan.seed, TAR_ORDER, STREAM_OF[split]))
+    rng = np.random.default_rng((plan.seed, TAR_ORDER, STREAMS[split]))
     for i in unsorted_permutation(rng, len(images)):
         yield f"{prefix}{images[i].name}.JPEG", album.draw(images[i])
 
@@ -280,7 +280,7 @@ ANNOTATION = """\
 
 def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
     """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, with one box for each annotated image."""
-    for image in plan.annotated(split):
+    for image in plan.annotated_images(split):
         wnid = plan.wnids[image.label]
         folder = wnid if split == "train" else "val"
         header = read_image_header(album.draw(image))
@@ -331,26 +331,26 @@ def devkit_members(plan: SamplePlan) -> Members:
 def meta_mat(rows: Sequence[Synset]) -> bytes:
     """Return a MATLAB 5 file without a time and with the struct array ``synsets`` of shape (n, 1)."""
     names = b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in FIELDS)
-    parts = [element(INT32, struct.pack("<i", NAME_BYTES)), element(INT8, names)]
+    parts = [mat_element(INT32, struct.pack("<i", NAME_BYTES)), mat_element(INT8, names)]
     for number, row in enumerate(rows, start=1):
         for value in (number, row.wnid, row.words, row.children, row.train_images):
             if isinstance(value, str):
-                data = element(UINT16, value.encode("utf-16-le"))
-                parts.append(_array(CHAR, (1, len(value)), data))
+                data = mat_element(UINT16, value.encode("utf-16-le"))
+                parts.append(mat_array(CHAR, (1, len(value)), data))
             else:
-                parts.append(_array(DOUBLE_ARRAY, (1, 1), element(DOUBLE, struct.pack("<d", value))))
-    packed = zlib.compress(_array(STRUCT, (len(rows), 1), b"".join(parts), name="synsets"))
+                parts.append(mat_array(DOUBLE_ARRAY, (1, 1), mat_element(DOUBLE, struct.pack("<d", value))))
+    packed = zlib.compress(mat_array(STRUCT, (len(rows), 1), b"".join(parts), name="synsets"))
     header = MAT_COMMENT.encode().ljust(116) + bytes(8) + b"\x00\x01IM"  # version 1.0, little-endian
     return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
 
 
-def _array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "") -> bytes:
+def mat_array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "") -> bytes:
     flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<2i", *shape)
-    head = element(UINT32, flags) + element(INT32, dimensions) + element(INT8, name.encode())
-    return element(MATRIX, head + content)
+    head = mat_element(UINT32, flags) + mat_element(INT32, dimensions) + mat_element(INT8, name.encode())
+    return mat_element(MATRIX, head + content)
 
 
-def element(kind: int, data: bytes) -> bytes:
+def mat_element(kind: int, data: bytes) -> bytes:
     return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
@@ -405,7 +405,7 @@ def make_sample(
     folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
-    annotated = sum(len(plan.annotated(split)) for split in ("train", "val"))  # drawn twice, for their sizes
+    annotated = sum(len(plan.annotated_images(split)) for split in ("train", "val"))  # drawn twice, for sizes
     progress = progress or NoProgress()
     work = progress.task("sample", records=sum(images.values()) + annotated, size=0)
     drawn = count()
@@ -424,7 +424,7 @@ def make_sample(
                 raise UsageError("exists already; choose another folder, or delete it", path=path)
         folder.mkdir(parents=True, exist_ok=True)
         for name, members in archives.items():
-            with completed(folder / name) as file:
+            with write_whole(folder / name) as file:
                 if name.endswith("gz"):
                     with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                         write_tar(packed, members)
