@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.loaders.loader.stats import ShownStats
+from shardprep.loaders.loader.stats import PipelineStats
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,7 +38,7 @@ STAGES = {
 class Source(Protocol):
     """A Loader, a Flow or an input of TensorFlow."""
 
-    def stats(self) -> ShownStats: ...
+    def stats(self) -> PipelineStats: ...
 
 
 class StatsCollector(Collector):

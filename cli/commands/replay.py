@@ -114,7 +114,7 @@ def replay(
     options.check_output_files(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
-    last = recorded.last_of(run["epoch"], run["start"]) if recorded else None  # gives the defaults
+    last = recorded.last_entry(run["epoch"], run["start"]) if recorded else None  # gives the defaults
     with run_options.loader(recorded.card_of(last) if recorded else None) as loader:
         epoch, step, start = (run[name] for name in ("epoch", "step", "start"))
         if epoch is None:
@@ -245,7 +245,7 @@ def compare_runs(
                 return parting, order_difference(first, second, epochs) if is_order else None
 
     def cards_of(epoch: int) -> list[RunCard]:
-        return [run.card_of(run.last_of(epoch) or run.last_of()) for run in runs]
+        return [run.card_of(run.last_entry(epoch) or run.last_entry()) for run in runs]
 
     for cards, group in groupby(range(epochs), cards_of):  # a run may have continued with other options
         parting, order = compare_epochs(cards, list(group))

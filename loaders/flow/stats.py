@@ -29,7 +29,7 @@ from shardprep.loaders.loader.stats import (
     STEP,
     Arrivals,
     GroupTimes,
-    ShownStats,
+    PipelineStats,
     Supplier,
 )
 
@@ -42,7 +42,7 @@ COUNTS = ("items", "rows", "timed", "elapsed", "warming", "drawing")
 
 
 @dataclass(frozen=True)
-class FlowStats(ShownStats):
+class FlowStats(PipelineStats):
     """Counts and seconds of a flow's passes since it was made, or since other stats of it (:meth:`since`).
 
     ``items`` were delivered in ``passes`` passes; ``rows`` counts the rows of batches if the flow makes
@@ -55,7 +55,7 @@ class FlowStats(ShownStats):
 
     CURRENT: ClassVar = frozenset({"cpus"})
     kind: ClassVar[str] = "flow"
-    early: ClassVar[str] = "nothing is known before the second item of a pass; make batches smaller"
+    early_message: ClassVar[str] = "nothing is known before the second item of a pass; make batches smaller"
     hand_over_advice: ClassVar[str] = (
         f"the steps between items take the time; make batches larger{OR_PREFETCH}"
     )

@@ -16,7 +16,7 @@ from shardprep.loaders.loader.stats import (
     STEP,
     GroupTimes,
     LoaderStats,
-    ShownStats,
+    PipelineStats,
     StageLoad,
     Supplier,
     Verdict,
@@ -29,7 +29,7 @@ COPYING_ADVICE = "its thread is busy copying; give it arrays aligned to 64 bytes
 
 
 @dataclass(frozen=True, repr=False)
-class InputStats(ShownStats):
+class InputStats(PipelineStats):
     """Counts and times of an input since it was made. All times are in seconds.
 
     ``name`` is the input's class, ``capacity`` the number of batches that it can hold, 0 for an input without
@@ -132,7 +132,7 @@ class InputStats(ShownStats):
     def suppliers(self) -> list[Supplier]:
         """Return those of the input or Loader that feeds this one, or the source; and this input's thread."""
         waited, before = self._waited, self.source or self.loader
-        drawn = [*before.suppliers(), before.handing_over()] if before and before.is_known else []
+        drawn = [*before.suppliers(), before.as_supplier()] if before and before.is_known else []
         suppliers = [each._replace(waited=waited) for each in drawn]
         rows = self._drawn * (self._rows or 1.0)
         if not suppliers:

@@ -157,7 +157,7 @@ def reading_ahead(
         yield ahead
 
 
-AT_ONCE = 4
+THREADS = 4
 MOST_AHEAD = 8
 JOIN_TIMEOUT_S = 5.0
 
@@ -211,7 +211,7 @@ class Prefetcher(Owner):
         self._is_closed = False
         self.follow(())
         name = "shardprep-prefetch"
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(AT_ONCE)]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(THREADS)]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -220,8 +220,8 @@ class Prefetcher(Owner):
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files instead of the planned ones."""
         with self._changed:
-            self._files, self._left = files, [*range(len(files))]
-            self._again, self._there = list[int](), set[int]()
+            self._files, self._pending = files, [*range(len(files))]
+            self._postponed, self._downloaded = list[int](), set[int]()
             self._begun, self._over, self._has_room = 0, 0, True
             self._changed.notify_all()
 
@@ -231,17 +231,17 @@ class Prefetcher(Owner):
             if (begun, over) == (self._begun, self._over):
                 return
             self._begun, self._over = begun, over
-            while self._again:
-                heapq.heappush(self._left, self._again.pop())
-            while self._left and self._left[0] < begun:
-                heapq.heappop(self._left)
-            self._there = {number for number in self._there if number >= begun}
+            while self._postponed:
+                heapq.heappush(self._pending, self._postponed.pop())
+            while self._pending and self._pending[0] < begun:
+                heapq.heappop(self._pending)
+            self._downloaded = {number for number in self._downloaded if number >= begun}
             self._changed.notify_all()
 
     @property
     def ahead(self) -> int:
         """The number of downloaded files that are not in use yet."""
-        return len(self._there)
+        return len(self._downloaded)
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
@@ -254,17 +254,17 @@ class Prefetcher(Owner):
                     continue
                 self._has_room &= had_room
                 if not is_there:
-                    self._again.append(number)
+                    self._postponed.append(number)
                 elif number >= self._begun:
-                    self._there.add(number)
+                    self._downloaded.add(number)
 
     def _take(self) -> tuple[Sequence[FileEntry], int, bool] | None:
         """Wait for a file; return all files, its number, and whether it is near; None at the end."""
         with self._changed:
             while not self._is_closed:
                 near = self._begun + self._ahead
-                if self._left and (self._has_room or self._left[0] < near):
-                    number = heapq.heappop(self._left)
+                if self._pending and (self._has_room or self._pending[0] < near):
+                    number = heapq.heappop(self._pending)
                     return self._files, number, number < near
                 self._changed.wait()
             return None
@@ -318,7 +318,7 @@ class EpochFeed(Owner):
         if self._release_first():  # otherwise another thread has closed the feed
             steps = self._uses.firsts, self._turns
             begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
-            self._shards.used(begun, over)
+            self._shards.record_use(begun, over)
 
     def _release_first(self) -> bool:
         """Release the oldest batch's shards, unless the next one shares them; False if there is none."""
@@ -411,7 +411,7 @@ class ShardFeed(Owner):
             yield feed
 
     @contextmanager
-    def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
+    def hold_downloaded(self, shards: Iterable[int]) -> Iterator[FileHold]:
         """Download missing shards, and hold all of these in a context; works after :meth:`close`, too."""
         with ExitStack() as opened:
             cache = self._cache
@@ -433,7 +433,7 @@ class ShardFeed(Owner):
             self._waited_s += waited
             self._waited_first_s += waited if is_first else 0.0
 
-    def used(self, begun: int, over: int) -> None:
+    def record_use(self, begun: int, over: int) -> None:
         """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""
         self._begun = begun
         self._cache.used(over * self._files.per_shard)

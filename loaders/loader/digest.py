@@ -33,9 +33,9 @@ def digest_of(value: object, *, without: tuple[type, ...] = ()) -> str:
 
 def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) -> bytes:
     if isinstance(value, without):
-        return _joined("left out", [])
+        return _hash_parts("left out", [])
     if id(value) in above:
-        return _joined("cycle", [])
+        return _hash_parts("cycle", [])
     if isinstance(value, set | frozenset):
         parts: Iterable[object] = map(_Literal, sorted(_digest(item, (), without) for item in value))
         kind = _name_of(type(value))
@@ -43,14 +43,14 @@ def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) ->
         kind, parts = _parts(value)
     inner = (*above, id(value))
     found = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
-    return _joined(kind, found)
+    return _hash_parts(kind, found)
 
 
 class _Literal(bytes):
     """Bytes that are hashed directly."""
 
 
-def _joined(kind: str, parts: Iterable[bytes]) -> bytes:
+def _hash_parts(kind: str, parts: Iterable[bytes]) -> bytes:
     found = hashlib.blake2b(kind.encode(), digest_size=DIGEST_BYTES)
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))
@@ -72,7 +72,7 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
         version = ".".join(platform.python_version_tuple()[:2])
         return f"code {version}", [_Literal(value.co_code), value.co_names, value.co_consts]
     if isinstance(value, FunctionType):
-        cells = map(_content, value.__closure__ or ())
+        cells = map(_cell_contents, value.__closure__ or ())
         parts = value.__code__, value.__defaults__, value.__kwdefaults__, *cells
         return f"function {value.__qualname__}", parts
     name = _name_of(kind)
@@ -102,7 +102,7 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
     return name, [list(part) if hasattr(part, "__next__") else part for part in reduced]
 
 
-def _content(cell: CellType) -> object:
+def _cell_contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # the cell is empty

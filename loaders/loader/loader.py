@@ -578,7 +578,7 @@ class Loader(Owner, Closable):
             shown[row] = shown_parts(self.transform, *call)
 
         work = replace(self._work, observe=observe)
-        needed = self._shards and self._shards.held(np.unique(items["shard"]).tolist())
+        needed = self._shards and self._shards.hold_downloaded(np.unique(items["shard"]).tolist())
         with needed or nullcontext(), work.open(np.zeros(len(work.stages))) as fill:
             batch = fill_batch(fill, step, items, layout=self.engine.layout, describe_row=_describe_row)
         parts, _, _ = self._make_parts(Results(self._work.transform, room=0), batch)

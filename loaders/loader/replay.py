@@ -36,18 +36,19 @@ def shown_parts(transform: Transform | None, record: TransformInput, rng: np.ran
 
     The transform reports them by a method ``shown(record, rng)``, which returns a ShownPart or one per view.
     """
-    if (tell := getattr(transform, "shown", None)) is None:
+    if (report := getattr(transform, "shown", None)) is None:
         return ()
-    found = tell(record, rng)
-    parts = (found,) if isinstance(found, ShownPart) else found
-    is_known = isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts)
-    return parts if is_known else ()
+    parts = report(record, rng)
+    if isinstance(parts, ShownPart):
+        return (parts,)
+    is_valid = isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts)
+    return parts if is_valid else ()
 
 
 Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]
 
 KINDS: tuple[Kind, ...] = ("order", "labels", "columns", "augmentation")
-AT_ONCE: tuple[Kind, ...] = ("columns", "augmentation")
+IMMEDIATE: tuple[Kind, ...] = ("columns", "augmentation")
 
 
 class RunOrder(NamedTuple):
@@ -68,7 +69,7 @@ class RunOrder(NamedTuple):
         rest = Epoch(self._plan_of(epoch), epoch, start=start)
         return (self.numbers_at(places, epoch) for places in rest.batches())
 
-    def between(self, start: int, stop: int, epoch: int) -> Records:
+    def numbers_between(self, start: int, stop: int, epoch: int) -> Records:
         """Return the record numbers that an epoch delivers to any rank from one place to another."""
         plan = self._plan_of(epoch)
         ends = (subtract_passed(plan.passed, place) for place in (start, stop))
@@ -156,22 +157,22 @@ def first_parting(
     """
     if parted := parting_of_datasets(one.card, other.card):
         return parted
-    found = {kind: deciding_differences(kind, one.card, other.card) for kind in DECIDING_SETTINGS}
+    causes = {kind: deciding_differences(kind, one.card, other.card) for kind in DECIDING_SETTINGS}
     if one.passed != other.passed:
-        found["order"] |= {"skipped places": (_passed(one), _passed(other))}
-    kinds = [kind for kind in KINDS if found[kind] and not (pixels and kind == "augmentation")]
+        causes["order"] |= {"skipped places": (_describe_passed(one), _describe_passed(other))}
+    kinds = [kind for kind in KINDS if causes[kind] and not (pixels and kind == "augmentation")]
     if not kinds and not pixels:
         return None
     for epoch in epochs:
         for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS)):
-            rows = dict(_in_step(one, other, *both)) | {kind: 0 for kind in AT_ONCE if kind in kinds}
+            rows = dict(_diff_step(one, other, *both)) | {kind: 0 for kind in IMMEDIATE if kind in kinds}
             if not rows and pixels and (row := pixels(epoch, step)) is not None:
                 rows = {"pixels": row}
             if rows:
                 kind = min(rows, key=lambda kind: rows[kind])  # of equal rows, the order first
                 row = rows[kind]
                 first, second = (int(own[row]) if row < len(own) else None for own in both)
-                return Parting(epoch, step, row, kind, (first, second), found[kind])
+                return Parting(epoch, step, row, kind, (first, second), causes[kind])
             step_done()
     return None
 
@@ -203,12 +204,12 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
     return OrderDifference(steps, differing, first, second)
 
 
-def _passed(order: RunOrder) -> str:
+def _describe_passed(order: RunOrder) -> str:
     ranges = ((epoch, *both) for epoch, own in order.passed.items() for both in own)
     return ", ".join(f"{start}-{stop - 1} of epoch {epoch}" for epoch, start, stop in ranges) or "none"
 
 
-def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
+def _diff_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
     """Yield the kinds of difference in a step, each with its first row."""
     common = min(len(some), len(others))
     records = some[:common] != others[:common]
@@ -241,8 +242,8 @@ class ReplayedRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types, with ``views`` if there are several."""
-        untold: dict[str, Any] = {"crop": None, "mirrored": None}
-        shown = [part.to_json() if part else untold for part in self.views] or [untold]
+        unknown: dict[str, Any] = {"crop": None, "mirrored": None}
+        shown = [part.to_json() if part else unknown for part in self.views] or [unknown]
         views = {"views": shown} if len(shown) > 1 else {}
         named = {"number": self.number, "key": self.key, "label": self.label}
         return {**named, **shown[0], **views, "skipped": self.skipped}

@@ -95,13 +95,13 @@ class LogEntry(JsonRecord):
         return replace(run, rank=0, passed=self.passed, **own)
 
     @property
-    def reached(self) -> tuple[int, ...]:
+    def progress(self) -> tuple[int, ...]:
         """The place, and how many records of the epoch were skipped and left out by then."""
         passed = sum(stop - start for start, stop in self.passed)
         return self.place, passed, self.receipt.left_out.count + self.receipt.omitted.count
 
     @property
-    def slot(self) -> tuple[int, ...]:
+    def identity(self) -> tuple[int, ...]:
         """Epoch, number of ranks, rank and origin: a later entry with these replaces this one."""
         return self.receipt.epoch, self.card.world_size, self.card.rank, self.origin
 
@@ -153,7 +153,7 @@ class LogEntry(JsonRecord):
             raise DataError(f"is neither the log of a run nor a loader's state: {error}") from error
         if not is_line:
             return part
-        rest = {name: one for name, one in value.items() if name != "sha256"}  # as its release wrote it
+        rest = {name: own for name, own in value.items() if name != "sha256"}  # as its release wrote it
         with suppress(ValueError, RecursionError):  # a NaN, or deep nesting
             if f"sha256:{value.get('sha256')}" == sha256_of(rest) and is_within(rest, part.to_json()):
                 return part
@@ -223,9 +223,9 @@ class RunLog:
         """
         found: dict[tuple[int, ...], LogEntry] = {}
         for path, log in zip(paths, logs, strict=True):
-            for slot, entry in {entry.slot: entry for entry in log.entries}.items():
-                other = found.setdefault(slot, entry)
-                found[slot] = max(other, entry, key=lambda each: each.reached)
+            for identity, entry in {entry.identity: entry for entry in log.entries}.items():
+                other = found.setdefault(identity, entry)
+                found[identity] = max(other, entry, key=lambda each: each.progress)
                 before, now = other.receipt, entry.receipt
                 is_same = (before.skipped, before.delivered) == (now.skipped, now.delivered)
                 if other.place == entry.place and not is_same:
@@ -234,7 +234,7 @@ class RunLog:
                         "the logs of one run only and, if it went back, only those with which it continued",
                         path=path,
                     )
-        entries = [found[slot] for slot in sorted(found)]
+        entries = [found[identity] for identity in sorted(found)]
         return cls(_listing_card(entries), entries)
 
     def card_of(self, entry: LogEntry | None) -> RunCard:
@@ -255,11 +255,11 @@ class RunLog:
             data += Signature.of(data, key).line()
         save_bytes(user_path(path).absolute(), data)
 
-    def last_of(self, epoch: int | None = None, first: int | None = None) -> LogEntry | None:
+    def last_entry(self, epoch: int | None = None, first: int | None = None) -> LogEntry | None:
         """Return the first rank's last entry of an epoch, or of all, if possible with this ``first``."""
-        found = [entry for entry in self.entries if epoch in (None, entry.receipt.epoch)]
-        counted = [entry for entry in found if first in (None, entry.first)]
-        return min(reversed(counted or found), key=lambda entry: entry.card.rank, default=None)
+        entries = [entry for entry in self.entries if epoch in (None, entry.receipt.epoch)]
+        exact = [entry for entry in entries if first in (None, entry.first)]
+        return min(reversed(exact or entries), key=lambda entry: entry.card.rank, default=None)
 
     def count_epochs(self) -> int:
         """Return the number of epochs, to the last entry's. Raises DataError if it is above MOST_EPOCHS."""
@@ -284,8 +284,8 @@ class RunLog:
             for part in sorted(parts.values(), key=lambda entry: (entry.origin, entry.place, entry.start)):
                 own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})
                 begin = max(reached, part.first, part.since)
-                untold = own.between(reached, begin, epoch)
-                yield from (Sighting(each, epoch, None, None) for each in untold.tolist() if each in wanted)
+                unlogged = own.numbers_between(reached, begin, epoch)
+                yield from (Sighting(each, epoch, None, None) for each in unlogged.tolist() if each in wanted)
                 steps = range(part.steps_to(begin), part.steps_to(part.place))
                 yield from own.sightings(wanted, epoch, part.first, steps)
                 reached = max(begin, part.place)
@@ -403,7 +403,7 @@ def prove(
     card = merged.card
     bare = card.without_numbers()
     for other in (part.card.without_numbers() for part in parts):
-        for name in SAME:
+        for name in SHARED_SETTINGS:
             if (one := getattr(bare, name)) != (two := getattr(other, name)):
                 raise DataError(
                     f"the logs are of runs that differ in {name}, {one} and {two}; prove each run by itself"
@@ -456,7 +456,7 @@ def _signers(
     return tuple(sorted(found))
 
 
-SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
+SHARED_SETTINGS = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
 
 
 def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
@@ -476,16 +476,16 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
     by_place = sorted(parts, key=lambda part: (part.place, -part.origin))
     furthest = {(part.card.rank, part.card.world_size): part for part in by_place}
     try:
-        return _checked_epoch(list(furthest.values()), number, loader)
+        return _check_epoch(list(furthest.values()), number, loader)
     except DataError:
         with suppress(DataError):
-            return _checked_epoch(parts, number, loader)
+            return _check_epoch(parts, number, loader)
         raise
 
 
-def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
-    last = max(parts, key=lambda part: (part.place, part.start, part.reached))
-    passed = max(parts, key=lambda part: part.reached[1]).passed
+def _check_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
+    last = max(parts, key=lambda part: (part.place, part.start, part.progress))
+    passed = max(parts, key=lambda part: part.progress[1]).passed
     plan = replace(last.plan_of(loader._plan), passed=passed)
     merged = Receipt.merge(part.receipt for part in parts)
     stop = plan.split(subtract_passed(passed, last.start)).whole.stop
@@ -511,26 +511,26 @@ def _statement(
     spans = [[epoch for _, epoch in run] for _, run in runs]  # of consecutive epochs
     numbers = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
     which = "epoch" if len(epochs) == 1 else "each of the epochs"
-    said = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
+    sentences = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
     if len(transforms) > 1:
         names = ", ".join(map(printable, transforms))
-        said.append(f"made with {len(transforms)} different transforms: {names}")
+        sentences.append(f"made with {len(transforms)} different transforms: {names}")
     if without:
-        said.append(f"left out on purpose: {count_of(len(without), 'record')}, {_some(without)}")
+        sentences.append(f"left out on purpose: {count_of(len(without), 'record')}, {_list_keys(without)}")
     for epoch in epochs:
         places = ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in epoch.skipped_places)
-        found = [
+        reasons = [
             f"{count_of(epoch.left_out, 'record')} after the last full batch" if epoch.left_out else "",
             f"places {places} skipped on purpose" if places else "",
-            f"{count_of(len(epoch.bad), 'bad record')} skipped, {_some(epoch.bad)}" if epoch.bad else "",
+            f"{count_of(len(epoch.bad), 'bad record')} skipped, {_list_keys(epoch.bad)}" if epoch.bad else "",
         ]
-        if but := [one for one in found if one]:
-            said.append(f"not delivered in epoch {epoch.epoch}: {'; '.join(but)}")
+        if reasons := list(filter(None, reasons)):
+            sentences.append(f"not delivered in epoch {epoch.epoch}: {'; '.join(reasons)}")
     if signers:
-        said.append(f"signed by the key {' and the key '.join(signers)}")
-    return "\n".join(f"{one}." for one in said)
+        sentences.append(f"signed by the key {' and the key '.join(signers)}")
+    return "\n".join(f"{sentence}." for sentence in sentences)
 
 
-def _some(keys: Sequence[str]) -> str:
+def _list_keys(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else ""
     return ", ".join(map(printable, keys[:MOST_KEYS])) + more

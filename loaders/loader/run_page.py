@@ -48,12 +48,12 @@ class RunValues:
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
-                tuple(map(_stage, parse_as(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
+                tuple(map(_parse_stage, parse_as(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
                 parse_as(str, verdict["limit"]),
-                number_in(verdict["rate"]),
+                parse_number(verdict["rate"]),
                 parse_as(str, verdict["unit"]),
                 parse_as(str, verdict["sentence"]),
-                *_course(values),
+                *_parse_course(values),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
@@ -61,26 +61,26 @@ class RunValues:
             ) from error
 
 
-def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
+def _parse_course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     """Return the parts of the time and their length; for an input, its loader's."""
     while within := values.get("source") or values.get("loader"):
         values = within
     found = parse_as(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
-    parts = [[number_in(part[name]) for name in COURSE] for part in found]
-    seconds = number_in(found[0]["seconds"]) if found else 0.0
+    parts = [[parse_number(part[name]) for name in COURSE] for part in found]
+    seconds = parse_number(found[0]["seconds"]) if found else 0.0
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
-def _stage(load: Mapping[str, Any]) -> StageLoad:
+def _parse_stage(load: Mapping[str, Any]) -> StageLoad:
     place: Any = parse_as(str, load["place"])
-    shares = {name: number_in(load[name], most=1.0) for name in ("utilisation", "starved", "blocked")}
-    limit = math.inf if load["limit"] is None else number_in(load["limit"])
+    shares = {name: parse_number(load[name], most=1.0) for name in ("utilisation", "starved", "blocked")}
+    limit = math.inf if load["limit"] is None else parse_number(load["limit"])
     return StageLoad(
-        parse_as(str, load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares
+        parse_as(str, load["name"]), place, seconds=parse_number(load["seconds"]), limit=limit, **shares
     )
 
 
-def number_in(value: object, *, most: float = 1e18) -> float:
+def parse_number(value: object, *, most: float = 1e18) -> float:
     """Return a JSON number. Raises ValueError for other values, and outside of 0 to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a number of 0 to {most:g}")
@@ -97,19 +97,19 @@ def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tupl
     """Return names and texts of the measurements other than the stages."""
     facts = []
     if "first_batch" in bench:
-        facts.append(("first batch", f"after {number_in(bench['first_batch']):.2f} s"))
+        facts.append(("first batch", f"after {parse_number(bench['first_batch']):.2f} s"))
     elif "warming" in stats:
-        facts.append(("first batch", f"waited for {number_in(stats['warming']):.2f} s"))
+        facts.append(("first batch", f"waited for {parse_number(stats['warming']):.2f} s"))
     if "gap_p50" in bench:
-        p50, p99 = (1e3 * number_in(bench[name]) for name in ("gap_p50", "gap_p99"))
+        p50, p99 = (1e3 * parse_number(bench[name]) for name in ("gap_p50", "gap_p99"))
         facts.append(("between batches", f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"))
     if "bytes_per_second" in bench:
-        facts.append(("encoded images", f"{format_size(number_in(bench['bytes_per_second']))}/s"))
+        facts.append(("encoded images", f"{format_size(parse_number(bench['bytes_per_second']))}/s"))
     if "workers" in stats:
-        cpus = number_in(stats["cpus"])
-        facts.append(("workers", f"{number_in(stats['workers']):.0f} on {cpus:.0f} CPUs"))
+        cpus = parse_number(stats["cpus"])
+        facts.append(("workers", f"{parse_number(stats['workers']):.0f} on {cpus:.0f} CPUs"))
     if stats.get("restarts"):
-        facts.append(("workers replaced", f"{number_in(stats['restarts']):.0f}"))
+        facts.append(("workers replaced", f"{parse_number(stats['restarts']):.0f}"))
     return facts
 
 
@@ -118,7 +118,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
     if not sweep:
         return None
     runs = sorted(
-        (number_in(run["value"]), number_in(run["images_per_second"]))
+        (parse_number(run["value"]), parse_number(run["images_per_second"]))
         for run in parse_as(tuple[Any, ...], sweep["runs"])[:MOST_RUNS]
     )
     option, most = parse_as(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
@@ -135,15 +135,15 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     """Return bars that compare the loader's rate with the disk's, and a sentence."""
     rows = []
     if "bytes_per_second" in bench:
-        rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
+        rows.append(("this run, as delivered", parse_number(bench["bytes_per_second"])))
     if disk:
         found = parse_as(tuple[Any, ...], disk["random"])
         patterns = {"the loader's pattern": disk["stream"]} | {
-            f"random, {number_in(reads['queue_depth']):.0f} at once": reads
+            f"random, {parse_number(reads['queue_depth']):.0f} at once": reads
             for reads in found[:1] + found[1:][-1:]
         }
         rows += [
-            (f"{name}, {kind}", number_in(reads[kind]["median"]))
+            (f"{name}, {kind}", parse_number(reads[kind]["median"]))
             for name, reads in patterns.items()
             for kind in ("cold", "warm")
             if reads[kind]
@@ -151,7 +151,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     against = bench.get("disk") or {}
     if not disk and against:
         rows += [
-            (f"the disk, {kind}", number_in(against[kind])) for kind in ("cold", "warm") if against[kind]
+            (f"the disk, {kind}", parse_number(against[kind])) for kind in ("cold", "warm") if against[kind]
         ]
     if len(rows) < 2:
         return None
@@ -210,7 +210,7 @@ def timeline(trace: Any) -> Part:
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
     found = [  # times in microseconds
-        (number_in(each["ts"]), number_in(each["dur"]), int(each["tid"]), parse_as(str, each["name"]))
+        (parse_number(each["ts"]), parse_number(each["dur"]), int(each["tid"]), parse_as(str, each["name"]))
         for each in events
         if each["ph"] == "X" and each["cat"] in KINDS
     ]

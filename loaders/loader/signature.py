@@ -75,7 +75,7 @@ class Signature:
         read it.
         """
         file, load = user_path(key), partial(load_pem_private_key, password=None)
-        secret, mode = _loaded(
+        secret, mode = _load_key(
             file, load, Ed25519PrivateKey, "secret", f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}"
         )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -110,12 +110,12 @@ class Signature:
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
     """Return the 32 bytes of a public key's file. Raises OperationError, UsageError if it has none."""
-    key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, "public", PUBLIC_SUFFIX)
+    key, _ = _load_key(user_path(path), load_pem_public_key, Ed25519PublicKey, "public", PUBLIC_SUFFIX)
     found: bytes = key.public_bytes_raw()
     return found
 
 
-def _loaded(
+def _load_key(
     file: Path, load: Callable[[bytes], object], kind: type, half: str, suffix: str
 ) -> tuple[Any, int]:
     """Return the key of this kind in a file, and the file's mode."""

@@ -100,11 +100,11 @@ class GroupTimes(Counts):
 
     def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
         """Wrap ``call`` to count its seconds for the stage."""
-        return _timed(self.stages, stage, call)
+        return _count_seconds(self.stages, stage, call)
 
     def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
         """Wrap ``call`` to count its seconds as waiting for items or for the consumer."""
-        return _timed(vars(self), kind, call)
+        return _count_seconds(vars(self), kind, call)
 
     def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
         """Yield the items, counting the seconds of drawing them for the stage."""
@@ -175,7 +175,7 @@ class GroupTimes(Counts):
         )
 
 
-def _timed(counters: dict[str, float], name: str, call: Callable[..., T]) -> Callable[..., T]:
+def _count_seconds(counters: dict[str, float], name: str, call: Callable[..., T]) -> Callable[..., T]:
     counters.setdefault(name, 0.0)
 
     def counted(*arguments: Any) -> T:
@@ -248,11 +248,11 @@ class Supplier(NamedTuple):
     advice: Callable[[str, float], str]
 
 
-class ShownStats(Counts, ABC):
+class PipelineStats(Counts, ABC):
     """Shared base of the stats of loaders, flows and inputs, named ``kind``: their stages and their limit."""
 
     kind: ClassVar[str]
-    early: ClassVar[str] = "nothing is known before the second batch"
+    early_message: ClassVar[str] = "nothing is known before the second batch"
     hand_over_advice: ClassVar[str] = "the main process is busy passing batches on; make batches larger"
 
     timed: int
@@ -276,7 +276,7 @@ class ShownStats(Counts, ABC):
     def suppliers(self) -> list[Supplier]:
         """Return what the consumer's thread draws from, in the order of the data."""
 
-    def handing_over(self) -> Supplier:
+    def as_supplier(self) -> Supplier:
         """Return the consumer's thread without its own work, as another consumer's supplier."""
         own = self._main.loads(self._timed_rows, self.elapsed)[:-1]
         return Supplier(own, 0.0, lambda slowest, rate: self._advice_for(slowest))
@@ -335,7 +335,7 @@ class ShownStats(Counts, ABC):
         }
 
     def __str__(self) -> str:
-        return str(self.verdict or self.early)
+        return str(self.verdict or self.early_message)
 
     def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> str:
         """Return a page with the stages, the limit, and the course, and write it to ``path`` if given.
@@ -358,7 +358,7 @@ class ShownStats(Counts, ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class LoaderStats(EngineStats, ShownStats):
+class LoaderStats(EngineStats, PipelineStats):
     """Stats of a loader: the counts and times of its engine, and the conditions.
 
     Attributes:

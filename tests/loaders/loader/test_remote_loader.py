@@ -25,7 +25,7 @@ from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, LocalShuffle
-from shardprep.loaders.loader.ahead import AT_ONCE
+from shardprep.loaders.loader.ahead import THREADS
 from support.column_datasets import write_columns
 from support.datasets import flip, prep_here, tree
 from support.faulty_proxy import Proxy
@@ -269,7 +269,7 @@ def test_a_pass_that_ends_early_leaves_shards_that_are_on_their_way_to_the_next(
     proxy.fault = lambda path, count: "drip" if path.endswith(slow) else None
     flow = Flow.from_dataset(bucket_url, cache=tmp_path / "c").take(1)
     first = [*flow]
-    until(lambda: all(proxy.ranges_of(name) for name in slow[: AT_ONCE - 1]))
+    until(lambda: all(proxy.ranges_of(name) for name in slow[: THREADS - 1]))
     for _ in range(3):
         assert [*flow] == first
     flow.close()  # at once, and not after hours
