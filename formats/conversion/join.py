@@ -59,13 +59,13 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     unlisted_columns,
 )
-from shardprep.formats.shards.dataset import open_unreplaced, refuse_folder_of_splits, splits_of
+from shardprep.formats.shards.dataset import open_with_root, refuse_folder_of_splits, splits_of
 from shardprep.formats.shards.manifest import (
     JOINED,
     MANIFEST_NAME,
     Manifest,
-    checked_column,
-    checked_index,
+    check_column,
+    read_index,
     read_manifest,
 )
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
@@ -222,7 +222,7 @@ def join(
         raise UsageError(
             "has its images in an archive; convert it to shards with prep convert, and join there", path=path
         )
-    keys = checked_index(path, manifest)["key"]
+    keys = read_index(path, manifest)["key"]
     progress.note(f"looking up the values of {count_of(len(keys), 'record')}")
     wanted = requested(columns, manifest, keys)
     added = _new(wanted, manifest, path)
@@ -469,11 +469,9 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
     found = manifest.schema[column] if column else Field(choice.name, "image")
     if choice.kind not in ("", found.kind):
         raise UsageError(f"holds values of kind {found.kind}, not {choice.kind}; omit the kind", path=folder)
-    rows = checked_index(folder, manifest)
+    rows = read_index(folder, manifest)
     places = matched(keys, rows["key"], folder)
-    table = (
-        checked_column(folder, manifest, manifest.columns[column]) if manifest.columns and column else rows
-    )
+    table = check_column(folder, manifest, manifest.columns[column]) if manifest.columns and column else rows
     lengths = np.full(len(rows), found.codec.size) if table is None else table["length"].astype(np.int64)
     custody = {"name": choice.name, "root": manifest.root} | ({"column": column} if column else {})
     origin = Origin(folder, "record", partial(_in_dataset, folder.resolve(), manifest.root, column))
@@ -483,7 +481,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
 
 @contextmanager
 def _in_dataset(folder: Path, root: str, column: str) -> Iterator[Value]:
-    with open_unreplaced(folder, root) as dataset:
+    with open_with_root(folder, root) as dataset:
         if column:
             yield lambda place, _: dataset.columns.data(column, dataset.place(place))
         else:

@@ -54,8 +54,8 @@ from shardprep.formats.shards.manifest import (
     QUARANTINE_NAME,
     Manifest,
     index_dtype,
+    index_dtype_of_width,
     index_row,
-    index_row_of,
     kinds_in,
     tables_of,
 )
@@ -90,7 +90,7 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
     offsets = np.zeros(len(crcs), np.uint64)
     with Shard(path, kind) as reader:
         for ordinal, crc32c in enumerate(crcs.tolist()):
-            stored = reader.checked(ordinal)
+            stored = reader.read_record(ordinal)
             if stored.crc32c != crc32c:
                 raise CorruptRecord("reads back differently than it was written", path=path)
             offsets[ordinal] = stored.offset
@@ -591,7 +591,7 @@ def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator
     """Yield each shard's rows, with content digests. Raises ManifestDamaged if they changed."""
 
     def row_of(width: int) -> np.dtype[np.void] | None:
-        row = index_row_of(width - 32, offsets=True)  # without the digest
+        row = index_dtype_of_width(width - 32, offsets=True)  # without the digest
         return None if row is None else built_row(row)
 
     return _rows_in(work_folder, built, row_of)

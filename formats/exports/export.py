@@ -37,7 +37,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_other_plan,
     remove_leftover,
 )
-from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
+from shardprep.formats.shards.dataset import Dataset, open_with_root, splits_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import FileEntry, Rows
 
@@ -335,5 +335,5 @@ def _opened(path: Path, root: str, run: Path) -> tuple[Dataset, Rows | None]:
 
     It is opened anew for each ``run``, because it may have been repaired since the last one.
     """
-    dataset = open_unreplaced(path, root)
+    dataset = open_with_root(path, root)
     return dataset, dataset.boxes

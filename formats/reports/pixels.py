@@ -204,7 +204,7 @@ class ShardLook:
                 for row, number in zip(self.rows, self.numbers.tolist(), strict=True):
                     address = row[["key", "label", "crc32c", "offset", "length"]].item()
                     try:
-                        found.append((number, self.look(row, shard.image(int(row["ordinal"]), address))))
+                        found.append((number, self.look(row, shard.read_image(int(row["ordinal"]), address))))
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
                         damaged.append((number, error.message))
         except ShardDamaged as error:  # it cannot be opened

@@ -295,7 +295,7 @@ class OpenRecords(Owner):
         self._tables: dict[tuple[int, int], ColumnTable] = {}
 
     def __getitem__(self, number: int) -> Shard:
-        return self._shards.get(number) or self._opened(number)
+        return self._shards.get(number) or self._open(number)
 
     def shard(self, number: int) -> Shard:
         """Return an opened record shard. Raises IndexError."""
@@ -304,14 +304,14 @@ class OpenRecords(Owner):
             raise IndexError(f"shard {number} of {count}")
         return self[number]
 
-    def image(self, number: int, ordinal: int, address: Address) -> bytes:
-        """Return a record's image, as :meth:`.Shard.image` does."""
+    def read_image(self, number: int, ordinal: int, address: Address) -> bytes:
+        """Return a record's image, as :meth:`.Shard.read_image` does."""
         try:
-            return self[number].image(ordinal, address)
+            return self[number].read_image(ordinal, address)
         except DAMAGE as error:
-            return self.again(number, error, lambda shard: shard.image(ordinal, address))
+            return self.retry(number, error, lambda shard: shard.read_image(ordinal, address))
 
-    def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
+    def retry(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
         """Retry a failed read: from the current file if a deleted one was open, else from a replaced file."""
         if self._files is LOCAL:
             raise error
@@ -321,25 +321,25 @@ class OpenRecords(Owner):
                 return read(self[number])
             except DAMAGE as again:
                 error = again
-        with self._files.replaced(self._place(number)[1], error):
-            return read(self._open_now(number))
+        with self._files.replace(self._find_shard(number)[1], error):
+            return read(self._open_shard(number))
 
-    def _opened(self, number: int) -> Shard:
-        _, entry = self._place(number)
+    def _open(self, number: int) -> Shard:
+        _, entry = self._find_shard(number)
         for other, shard in () if self._files is LOCAL else list(self._shards.items()):
             if shard.file.is_deleted:
                 self._shards.pop(other, None)
         self._files.provide(entry)
         try:
-            return self._open_now(number)
+            return self._open_shard(number)
         except DAMAGE as error:
-            return self.again(number, error, lambda shard: shard)
+            return self.retry(number, error, lambda shard: shard)
 
-    def _open_now(self, number: int) -> Shard:
-        part, entry = self._place(number)
-        return _kept(self._shards, number, Shard(part.folder / entry.name, part.container, entry))
+    def _open_shard(self, number: int) -> Shard:
+        part, entry = self._find_shard(number)
+        return _keep_open(self._shards, number, Shard(part.folder / entry.name, part.container, entry))
 
-    def _place(self, number: int) -> tuple[PartFiles, FileEntry]:
+    def _find_shard(self, number: int) -> tuple[PartFiles, FileEntry]:
         count = self._first_shards[-1]
         column, place = divmod(number, count)
         at = bisect_right(self._first_shards, place) - 1
@@ -353,10 +353,10 @@ class OpenRecords(Owner):
         if not self._has_columns:
             return ColumnRecord.of(fields, NO_COLUMNS, True) if is_crop_ready else Record(*fields)
         part = self._part_of(place.number)
-        values = ColumnValues(self._parts[part].names, partial(self._named, part, place))
+        values = ColumnValues(self._parts[part].names, partial(self._read_column, part, place))
         return ColumnRecord.of(fields, values, is_crop_ready)
 
-    def _named(self, part: int, place: RecordPlace, name: str) -> Any:
+    def _read_column(self, part: int, place: RecordPlace, name: str) -> Any:
         boxes = self._parts[part].boxes
         if boxes is None or name in self._columns:
             return self.value(name, place)
@@ -366,7 +366,7 @@ class OpenRecords(Owner):
         try:
             return self._codecs[self._columns[name]].decode(self.data(name, place))
         except BadValue as error:
-            raise self._corrupt(name, place, error.message) from error
+            raise self._corrupt_error(name, place, error.message) from error
 
     def data(self, name: str, place: RecordPlace) -> bytes:
         """Return a record's encoded value of a column."""
@@ -374,7 +374,7 @@ class OpenRecords(Owner):
         try:
             return self._data(part, column, place)
         except (*DAMAGE, ManifestDamaged) as error:
-            with self._files.replaced(self._parts[part].columns[column].table, error):
+            with self._files.replace(self._parts[part].columns[column].table, error):
                 self._tables.pop((part, column), None)
                 return self._data(part, column, place)
 
@@ -384,11 +384,11 @@ class OpenRecords(Owner):
             offset, length, crc32c = _PLACE.unpack(row.rjust(_PLACE.size, b"\0"))  # format 1.0 has no offset
             address = place.key, UNLABELLED, crc32c, offset, length
             number = place.shard + self._first_shards[-1] * (1 + column)
-            return self.image(number, place.ordinal, address)
+            return self.read_image(number, place.ordinal, address)
         value, crc32c = row[:-4], int.from_bytes(row[-4:], "little")
         if record_crc(place.key, UNLABELLED, value) != crc32c:
             name = self._parts[0].columns[column].field.name
-            raise self._corrupt(name, place, "does not match its CRC-32C; prep repair rebuilds it")
+            raise self._corrupt_error(name, place, "does not match its CRC-32C; prep repair rebuilds it")
         return value
 
     def fill(self, columns: Mapping[str, Any], numbers: Sequence[int], keys: Sequence[bytes]) -> bool:
@@ -414,13 +414,13 @@ class OpenRecords(Owner):
         """Return the length in bytes of each value of a column."""
         size = self._codecs[self._columns[name]].size
         if size is None:
-            return self.stored(name, "length")
+            return self.all_values(name, "length")
         return np.full(self._first_records[-1], size, np.uint32)
 
-    def stored(self, name: str, of_row: str = "value") -> npt.NDArray[Any]:
+    def all_values(self, name: str, row_field: str = "value") -> npt.NDArray[Any]:
         """Return all values of a fixed-size column, unchecked, or another field of its table's rows."""
         column, parts = self._columns[name], range(len(self._parts))
-        return np.concatenate([self._table(part, column).rows()[of_row] for part in parts])
+        return np.concatenate([self._table(part, column).rows()[row_field] for part in parts])
 
     def _part_of(self, number: int) -> int:
         return bisect_right(self._first_records, number) - 1
@@ -430,9 +430,9 @@ class OpenRecords(Owner):
             return found
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
         self._files.provide(entry.table)
-        return _kept(self._tables, (part, column), ColumnTable(folder / entry.table.name, entry))
+        return _keep_open(self._tables, (part, column), ColumnTable(folder / entry.table.name, entry))
 
-    def _corrupt(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
+    def _corrupt_error(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
         key = place.key.decode("utf-8", "replace")
         folder = self._parts[self._part_of(place.number)].folder
         return CorruptRecord(f"the column {name} {message}", path=folder, key=key)
@@ -444,7 +444,7 @@ class OpenRecords(Owner):
             shard.close()
 
 
-def _kept(files: dict[Any, File], number: Any, file: File) -> File:
+def _keep_open(files: dict[Any, File], number: Any, file: File) -> File:
     """Add a file to the open ones, and release those beyond MAX_OPEN; return it."""
     opened = list(files)
     for first in opened[: max(0, len(opened) + 1 - MAX_OPEN)]:

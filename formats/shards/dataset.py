@@ -40,8 +40,8 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     box_columns,
     box_table,
-    checked_boxes,
-    checked_index,
+    read_box_rows,
+    read_index,
     read_manifest,
 )
 from shardprep.formats.shards.read import (
@@ -71,7 +71,7 @@ def blocks_of(shards: Iterable[FileEntry]) -> tuple[Block, ...]:
     return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
 
 
-def _blocks_in(
+def _archive_blocks(
     archive: IndexedArchive, counts: Sequence[int], lengths: npt.NDArray[np.uint32]
 ) -> tuple[Block, ...]:
     """Return the blocks of an archive: about ``block_bytes`` of images each, within one region.
@@ -230,18 +230,18 @@ class RecordSet(Closable, ABC):
 
         Their names are paths relative to ``path``, or absolute.
         """
-        found: list[Block] = []
+        blocks: list[Block] = []
         for part in self.parts:
             shards, archive = part.manifest.shards, part.manifest.archive
             if archive is None:
-                blocks = blocks_of(shards)
+                own = blocks_of(shards)
             else:
                 lengths = self.index[part.records]["length"]
-                blocks = _blocks_in(archive, [shard.records for shard in shards], lengths)
-            found += self.placed(part, blocks)
-        return tuple(found)
+                own = _archive_blocks(archive, [shard.records for shard in shards], lengths)
+            blocks += self.locate(part, own)
+        return tuple(blocks)
 
-    def placed(self, part: DatasetPart, blocks: Sequence[Block]) -> Sequence[Block]:
+    def locate(self, part: DatasetPart, blocks: Sequence[Block]) -> Sequence[Block]:
         """Return blocks of a part, with names that lead to its folder."""
         if part.folder == self.path:
             return blocks
@@ -259,7 +259,7 @@ class RecordSet(Closable, ABC):
         if not -count <= number < count:
             raise IndexError(f"record {number} of {count}")
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()
-        image = self._opened.image(shard, ordinal, (key, label, crc32c, offset, length))
+        image = self._opened.read_image(shard, ordinal, (key, label, crc32c, offset, length))
         place = RecordPlace(number % count, shard, ordinal, key)
         is_crop_ready = bool(flags & CROP_READY)
         return self._opened.record(place, self._label_map[label], image, is_crop_ready=is_crop_ready)
@@ -301,7 +301,7 @@ class RecordSet(Closable, ABC):
         self._opened.close()
 
 
-USUAL_ORDER = ("train", "val", "test")
+SPLIT_ORDER = ("train", "val", "test")
 MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset
 
 
@@ -315,9 +315,9 @@ def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
     path = Path(folder)
     if not path.is_dir() or is_dataset(path) or is_collection(path):
         return {}
-    found = {sub.name: sub for sub in path.iterdir() if sub.name != "lost+found" and is_dataset(sub)}
-    usual = [name for name in USUAL_ORDER if name in found]
-    return {name: found[name] for name in (*usual, *sorted(found.keys() - set(usual)))}
+    splits = {sub.name: sub for sub in path.iterdir() if sub.name != "lost+found" and is_dataset(sub)}
+    first = [name for name in SPLIT_ORDER if name in splits]
+    return {name: splits[name] for name in (*first, *sorted(splits.keys() - set(first)))}
 
 
 def is_collection(folder: str | os.PathLike[str]) -> bool:
@@ -382,7 +382,7 @@ class Dataset(RecordSet):
         path = user_path(path)
         refuse_folder_of_splits(path)
         self.manifest: Manifest = read_manifest(path)
-        index: Rows = checked_index(path, self.manifest, verify=verify)
+        index: Rows = read_index(path, self.manifest, verify=verify)
         if self.manifest.archive:
             self.manifest.archive.check(path)
         super().__init__(
@@ -410,7 +410,7 @@ class Dataset(RecordSet):
     @property
     def boxes(self) -> npt.NDArray[np.void] | None:
         """The table of boxes (record, label, x_min, y_min, x_max, y_max as fractions), or None."""
-        return checked_boxes(self.path, self.manifest)
+        return read_box_rows(self.path, self.manifest)
 
     def place(self, number: int) -> RecordPlace:
         """Return a record's place, for reading its columns."""
@@ -423,7 +423,7 @@ class Dataset(RecordSet):
         return f"<Dataset {self.location!r}: {len(self):,} records, {self.manifest.split}{columns}>"
 
 
-def open_unreplaced(folder: Path, root: str) -> Dataset:
+def open_with_root(folder: Path, root: str) -> Dataset:
     """Open a dataset that was listed as a source. Raises SourceDamaged if its root is no longer ``root``."""
     dataset = Dataset(folder)
     if dataset.manifest.root != root:

@@ -42,7 +42,7 @@ def addresses(path: Path, file: ShardFile) -> Addresses:
     try:
         bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
         with h5py.File(stream, "r") as opened:
-            datasets = plain_datasets(opened, file.size)
+            datasets = check_datasets(opened, file.size)
             bounds: npt.NDArray[np.int64] = datasets["offsets"][()]
             keys, labels, crcs = (datasets[name][()] for name in ("keys", "labels", "crc32c"))
             start = datasets["data"].id.get_offset() or 0
@@ -95,7 +95,7 @@ class _ShardStream(Owner, _FileObject):
         return count
 
 
-def plain_datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
+def check_datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
     """Return the five datasets, after checking that they are plain and the file has no others.
 
     It is an allow-list because every deny-list so far missed a way to point at other files.

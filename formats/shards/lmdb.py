@@ -74,7 +74,7 @@ class LmdbShardWriter(ShardWriter):
                 mode=0o644,
             )
         except lmdb.Error as error:
-            raise self._explained(error) from error
+            raise self._system_error(error) from error
         self._transaction: Any = None
 
     def append(self, stored: StoredRecord) -> None:
@@ -89,9 +89,9 @@ class LmdbShardWriter(ShardWriter):
                 self._transaction.commit()
                 self._transaction = None
         except lmdb.Error as error:
-            raise self._explained(error) from error
+            raise self._system_error(error) from error
 
-    def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
+    def _system_error(self, error: lmdb.Error) -> OSError | NoSpace:
         number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
         if number in (errno.EIO, errno.ENOSPC):  # LMDB's words for a short write; the system knows the reason
             commits = max(1, self._unit.records // RECORDS_PER_COMMIT)
@@ -109,7 +109,7 @@ class LmdbShardWriter(ShardWriter):
             if kind is None and self._transaction is not None:
                 self._transaction.commit()
         except lmdb.Error as error:
-            raise self._explained(error) from error
+            raise self._system_error(error) from error
         finally:
             self._environment.close()  # also aborts a transaction
 
@@ -188,9 +188,9 @@ class LmdbPages:
             raise self._damaged("it is truncated")
         _, _, flags, _, _ = HEADER.unpack_from(data)
         meta = Meta(*_META.unpack_from(data, HEADER.size))
-        possible = meta.page_size in _PAGE_SIZES and meta.depth <= _MAX_DEPTH
+        is_possible = meta.page_size in _PAGE_SIZES and meta.depth <= _MAX_DEPTH
         is_known = (meta.magic, meta.version, meta.flags) == (MAGIC, VERSION, 0)
-        if flags != _META_PAGE or not possible or not is_known:
+        if flags != _META_PAGE or not is_possible or not is_known:
             raise self._damaged(
                 f"its meta page at byte {offset} is invalid, or of another LMDB version or key order"
             )

@@ -75,9 +75,9 @@ _CLASS = {
 }
 
 
-def _columns_ok(value: object) -> bool:
+def _are_valid_columns(value: object) -> bool:
     """Whether the value is a valid "columns" part, with a schema known to this release."""
-    if not matches(value, {"fields": [_column_ok], "records_root": ROOT, "has_images": bool}):
+    if not matches(value, {"fields": [_is_valid_column], "records_root": ROOT, "has_images": bool}):
         return False
     try:
         schema = Schema(Field.from_json(each) for each in value["fields"])  # type: ignore[index]
@@ -86,23 +86,23 @@ def _columns_ok(value: object) -> bool:
     return len(schema) > 0
 
 
-def _column_ok(value: object) -> bool:
+def _is_valid_column(value: object) -> bool:
     return matches(value, _COLUMN) or matches(value, _COLUMN | {"classes": lambda c: c and matches(c, [str])})
 
 
-def _archive_ok(value: Any) -> bool:
+def _is_valid_archive(value: Any) -> bool:
     shape = {"name": is_text, "block_bytes": _is_count, "regions": [{"size": int, "sha256": SHA256}]}
     return matches(value, shape) and sum(each["size"] for each in value["regions"]) <= MOST_ARCHIVE_BYTES
 
 
-def _labels_ok(value: Any) -> bool:
+def _are_valid_labels(value: Any) -> bool:
     """Whether the classes are unique and in order, so that a label determines its class."""
     if not matches(value, {"space": re.compile(SPACES[0]), "classes": [_CLASS], "sha256": str}):
         return False
-    return all(one["name"] < other["name"] for one, other in pairwise(value["classes"]))
+    return all(before["name"] < after["name"] for before, after in pairwise(value["classes"]))
 
 
-def _kinds_ok(value: Any) -> bool:
+def _are_valid_kinds(value: Any) -> bool:
     return matches(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
 
 
@@ -110,7 +110,7 @@ def _is_count(value: object) -> bool:
     return matches(value, int) and value != 0
 
 
-def _having(kinds: dict[str, type]) -> Callable[[Any], bool]:
+def _dict_with(kinds: dict[str, type]) -> Callable[[Any], bool]:
     """Return the shape of a dict with at least these keys, with values of these types."""
     return lambda value: (
         isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
@@ -121,17 +121,17 @@ _DATASET = {"split": str, "partial": bool, "class_sorted": bool}
 _DATASET |= {"records": int, "image_bytes": int, "skipped": int}
 _PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
 
-PARTS: dict[str, Any] = {
+PART_SHAPES: dict[str, Any] = {
     "dataset": _DATASET,
-    "labels": _labels_ok,
-    "source": _having({"layout": str}),
-    "plan": _having(_PLAN | {"decode_check": bool}),
+    "labels": _are_valid_labels,
+    "source": _dict_with({"layout": str}),
+    "plan": _dict_with(_PLAN | {"decode_check": bool}),
     "writer": dict,
     "container": re.compile("|".join(ALL_CONTAINERS)),
-    "kinds": _kinds_ok,
+    "kinds": _are_valid_kinds,
     "crop_ready": _is_count,
-    "columns": _columns_ok,
-    "archive": _archive_ok,
+    "columns": _are_valid_columns,
+    "archive": _is_valid_archive,
     "offsets": lambda part: part is True,
     "content_root": str,
     "tables": [FILE_SHAPE],
@@ -140,7 +140,7 @@ PARTS: dict[str, Any] = {
 """The shape of each part of a manifest; critical parts are optional."""
 
 _FIELDS = ("source", "plan", "container", "writer", "content_root", "tables", "shards")  # as in the Manifest
-KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
+KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PART_SHAPES])
 CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 
@@ -158,11 +158,11 @@ def _columns_fit(value: dict[str, Any]) -> bool:
     return has_images and columns.content_root == value["content_root"]
 
 
-def issue_of(value: dict[str, Any]) -> str:
+def find_issue(value: dict[str, Any]) -> str:
     """Return what is wrong with a manifest of a known version, or ""."""
     wrong = [
         name
-        for name, shape in PARTS.items()
+        for name, shape in PART_SHAPES.items()
         if not matches(value.get(name), shape) and (name in value or name not in CRITICAL_KEYS)
     ]
     wrong += ["crit"] if value.get("crit") != [name for name in CRITICAL_KEYS if name in value] else []
@@ -277,20 +277,20 @@ class Manifest:
 
     def source_objects(self, name: str) -> list[dict[str, Any]]:
         """Return the objects of a list in ``source``; empty if it has no such list."""
-        found = self.source.get(name)
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        values = self.source.get(name)
+        return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
     @property
     def joined(self) -> tuple[str, ...]:
         """The names of joined columns, whose values are not in the source of the conversion."""
-        names = [one.get("name") for one in self.source_objects(JOINED)]
+        names = [column.get("name") for column in self.source_objects(JOINED)]
         return tuple(name for name in names if isinstance(name, str) and name in self.schema)
 
     @property
     def archive_md5(self) -> dict[str, str]:
         """The official MD5s that the source's archives were checked against, by archive name."""
         archives = self.source_objects("archives")
-        return {str(one.get("name")): md5 for one in archives if isinstance(md5 := one.get("md5"), str)}
+        return {str(each.get("name")): md5 for each in archives if isinstance(md5 := each.get("md5"), str)}
 
     @property
     def schema(self) -> Schema:
@@ -354,12 +354,12 @@ class Manifest:
         except ValueError as error:
             raise ManifestDamaged(f"{error}", path=path) from error
         _check_version(value, path)
-        if issue := issue_of(value):
+        if issue := find_issue(value):
             raise ManifestDamaged(issue, path=path)
-        known = {name: value[name] for name in (*_FIELDS, *CRITICAL_KEYS) if name in value}
-        known |= value["dataset"] | {"labels": value["labels"]["classes"], "offsets": "offsets" in value}
-        known["extra"] = {name: part for name, part in value.items() if name not in KNOWN_KEYS}
-        return cls(**parse_fields(cls, known), version=(value["version"][0], value["version"][1]))
+        parts = {name: value[name] for name in (*_FIELDS, *CRITICAL_KEYS) if name in value}
+        parts |= value["dataset"] | {"labels": value["labels"]["classes"], "offsets": "offsets" in value}
+        parts["extra"] = {name: part for name, part in value.items() if name not in KNOWN_KEYS}
+        return cls(**parse_fields(cls, parts), version=(value["version"][0], value["version"][1]))
 
 
 def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
@@ -442,23 +442,23 @@ def tables_of(manifest: Manifest) -> list[FileEntry]:
     return [*manifest.tables, *(column.table for column in manifest.column_entries)]
 
 
-def with_offsets(rows: Rows) -> Rows:
+def add_offsets(rows: Rows) -> Rows:
     """Return index rows with a column ``offset``, which is 0 for format 1.0."""
     if "offset" in (rows.dtype.names or ()):
         return rows
-    made = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize))
-    made[list(rows.dtype.names or ())] = rows
-    made.flags.writeable = False
-    return made
+    widened = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize))
+    widened[list(rows.dtype.names or ())] = rows
+    widened.flags.writeable = False
+    return widened
 
 
 def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
     """Return the names, in order, of the image kinds other than JPEG and PNG in the column ``flags``."""
-    found = int(np.bitwise_or.reduce(flags, initial=0))
-    return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
+    present = int(np.bitwise_or.reduce(flags, initial=0))
+    return tuple(name for name, flag in LATER_KINDS.items() if present & flag)
 
 
-def index_row_of(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
+def index_dtype_of_width(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
     """Return the dtype of an index row of ``width`` bytes, or None if there is none."""
     key_bytes = width - index_dtype(1, offsets=offsets).itemsize + 1
     return index_dtype(key_bytes, offsets=offsets) if 1 <= key_bytes <= MAX_KEY_BYTES else None
@@ -469,7 +469,7 @@ def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -
     return (*record, info.width, info.height, info.flags, info.components, info.orientation, stored.offset)
 
 
-def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
+def read_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
     """Read the index of a dataset folder into memory, and check it against the manifest.
 
     The rows must be the shards' records in order, labels in the label space, keys UTF-8, and lengths valid
@@ -481,16 +481,16 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
     entry, path = manifest.table(INDEX_NAME), dataset / INDEX_NAME
     if entry is None:
         raise ManifestDamaged(f"lists no {INDEX_NAME}", path=dataset)
-    row_of = partial(index_row_of, offsets=manifest.offsets)
-    rows = with_offsets(read_table(path, entry, row_of, seal=None if verify else manifest.root))
+    row_of = partial(index_dtype_of_width, offsets=manifest.offsets)
+    rows = add_offsets(read_table(path, entry, row_of, seal=None if verify else manifest.root))
     if len(rows) != manifest.records:
         raise ManifestDamaged(f"has {len(rows):,} rows, not {manifest.records:,}", path=path)
     if not _index_fits(rows, manifest):
-        raise _misfit(path)
+        raise _misfit_error(path)
     return rows
 
 
-def checked_boxes(dataset: Path, manifest: Manifest) -> Rows | None:
+def read_box_rows(dataset: Path, manifest: Manifest) -> Rows | None:
     """Read and check the table of boxes, if there is one. Raises ManifestDamaged, OSError."""
     table = box_table(dataset, manifest)
     return table.rows() if table else None
@@ -511,7 +511,7 @@ def box_columns(manifest: Manifest) -> tuple[str, ...]:
     return tuple(name for name in BOX_COLUMNS if name not in manifest.schema)
 
 
-def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Rows | None:
+def check_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Rows | None:
     """Check a column's table: only the header for fixed-size values, else the lengths, which are returned.
 
     Lengths must be valid for values, and within the shards. Raises ManifestDamaged, OSError.
@@ -522,13 +522,13 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
         return None
     rows = read_table(path, entry.table, entry.row)
     sizes = [shard.size for shard in entry.shards]
-    sums = _lengths(rows, manifest, sizes, MAX_VALUE_BYTES)
+    sums = _sum_lengths(rows, manifest, sizes, MAX_VALUE_BYTES)
     if sums is None or (sums > sizes).any():
-        raise _misfit(path)
+        raise _misfit_error(path)
     return rows
 
 
-def _misfit(path: Path) -> ManifestDamaged:
+def _misfit_error(path: Path) -> ManifestDamaged:
     return ManifestDamaged("has rows that do not fit the manifest", path=path)
 
 
@@ -547,13 +547,14 @@ def _chunks(rows: Rows, manifest: Manifest) -> Iterator[tuple[Rows, Numbers, Num
 
 def _index_fits(rows: Rows, manifest: Manifest) -> bool:
     for chunk, shards, ordinals in _chunks(rows, manifest):
-        if not ((chunk["shard"] == shards) & (chunk["ordinal"] == ordinals)).all() or not _keys_ok(chunk):
+        are_in_place = ((chunk["shard"] == shards) & (chunk["ordinal"] == ordinals)).all()
+        if not are_in_place or not _are_keys_utf8(chunk):
             return False
     if rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels):
         return False
     archive = manifest.archive
     sizes = [archive.size if archive else shard.size for shard in manifest.shards]
-    sums = _lengths(rows, manifest, sizes, MAX_IMAGE_BYTES)
+    sums = _sum_lengths(rows, manifest, sizes, MAX_IMAGE_BYTES)
     return (
         sums is not None
         and sums.sum() == manifest.image_bytes
@@ -561,7 +562,7 @@ def _index_fits(rows: Rows, manifest: Manifest) -> bool:
     )
 
 
-def _lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int], most: int) -> Numbers | None:
+def _sum_lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int], most: int) -> Numbers | None:
     """Return the sums of a table's lengths by shard; None if one exceeds ``most`` or the size of its file."""
     if rows["length"].max() > most:
         return None
@@ -575,7 +576,7 @@ def _lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int], most: int) ->
     return sums
 
 
-def _keys_ok(rows: Rows) -> bool:
+def _are_keys_utf8(rows: Rows) -> bool:
     """Whether all keys are UTF-8; only those that are not ASCII are decoded."""
     keys = rows.view(np.uint8).reshape(len(rows), -1)[:, : rows.dtype["key"].itemsize]
     others = (keys >= 0x80).any(axis=1)

@@ -84,7 +84,7 @@ class FileEntry:
 
 
 @contextmanager
-def published_file(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
+def open_published(path: Path, flags: int = OPEN_FLAGS) -> Iterator[int]:
     """Open a file for reading. Raises ManifestDamaged if it is not a regular file; OSError with its name."""
     with name_in_os_errors(path), closing(Descriptor(open_regular(path, flags, ManifestDamaged))) as file:
         yield file.fileno()
@@ -149,16 +149,16 @@ def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None =
     """
     if entry.size > MAX_TABLE_BYTES:
         raise ManifestDamaged(f"has {entry.size} bytes, more than any table", path=path)
-    with published_file(path) as descriptor:
+    with open_published(path) as descriptor:
         status = os.fstat(descriptor)
         data = np.empty(min(entry.size, status.st_size), np.uint8)
-        known, is_intact = Seal(status, seal) if seal else None, False
+        own_seal, is_intact = Seal(status, seal) if seal else None, False
         if status.st_size == entry.size == read_into(descriptor, data.data, 0):
-            is_intact = known is not None and known.holds
+            is_intact = own_seal is not None and own_seal.is_valid
             if not is_intact and f"sha256:{hashlib.sha256(data.data).hexdigest()}" == entry.sha256:
                 is_intact = True
-                if known:
-                    known.keep(os.fstat(descriptor))
+                if own_seal:
+                    own_seal.store(os.fstat(descriptor))
     if not is_intact:
         raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
@@ -176,9 +176,9 @@ def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None =
 
 
 def table_header(row: np.dtype[np.void], rows: int) -> bytes:
-    described = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
+    header = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
     file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, described)
+    np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue()
 
 
@@ -284,7 +284,7 @@ class IndexedArchive:
         )
         return cls(value["name"], tuple(regions), value["block_bytes"])
 
-    def issue(self, dataset: Path) -> str:
+    def find_issue(self, dataset: Path) -> str:
         """Return what is wrong with the archive in a dataset's folder, or "". Raises OSError."""
         with suppress(FileNotFoundError):
             status = (dataset / ARCHIVE_NAME).stat()
@@ -293,8 +293,8 @@ class IndexedArchive:
         return f"is not there, or not a file of {self.size:,} bytes"
 
     def check(self, dataset: Path) -> None:
-        """Raise ShardDamaged, naming the archive, if it has an :meth:`issue`; OSError."""
-        if issue := self.issue(dataset):
+        """Raise ShardDamaged, naming the archive, if it has an :meth:`find_issue`; OSError."""
+        if issue := self.find_issue(dataset):
             raise not_indexed(dataset / ARCHIVE_NAME, issue)
 
 
@@ -315,14 +315,14 @@ def link_archive(link: Path, archive: Path, folder: Path) -> None:
     """Make ``link`` a link to the archive, atomically, by a rename from ``folder``; a file there stays."""
     if is_linked(link, archive):
         return
-    made = temporary_path(folder, link.name)
-    made.symlink_to(archive.resolve())
-    made.replace(link)
+    temporary = temporary_path(folder, link.name)
+    temporary.symlink_to(archive.resolve())
+    temporary.replace(link)
 
 
 def hash_region(archive: Path, region: Region) -> str:
     """Return ``sha256:<hex>`` of a region, cut at the end of the archive. Raises OSError."""
-    with published_file(archive) as descriptor:
+    with open_published(archive) as descriptor:
         return hash_descriptor(descriptor, region.start, region.stop)
 
 
@@ -353,9 +353,9 @@ def container(name: str) -> Container:
     if name not in SUFFIXES:
         raise UsageError(f"unknown shard format {name!r}; choose from {', '.join(CONTAINERS)}")
     if name == IN_PLACE:  # no library: a table's bytes depend only on the records and their places
-        return Container(TarTableWriter, addresses=places_in, bytes_needed=places_bytes, library=dict)
-    found: Container = import_module(f"shardprep.formats.shards.{name}").CONTAINER  # late, for start-up time
-    return found
+        return Container(TarTableWriter, addresses=read_places, bytes_needed=places_bytes, library=dict)
+    module = import_module(f"shardprep.formats.shards.{name}")  # late, for start-up time
+    return module.CONTAINER  # type: ignore[no-any-return]
 
 
 MAX_PLACES_BYTES = 1 << 30  # of 20 million records
@@ -395,7 +395,7 @@ class TarTableWriter(ShardWriter):
                 write_table(self._file, self._rows[: self._count])
 
 
-def places_in(path: Path, archive: ShardFile) -> Addresses:
+def read_places(path: Path, archive: ShardFile) -> Addresses:
     """Read a table into memory. Raises ShardDamaged, MemoryError, OSError."""
     with closing(ShardFile(path)) as file:
         data = file.read_at(file.size, 0) if 10 < file.size <= MAX_PLACES_BYTES else bytes(10)
@@ -447,12 +447,12 @@ class Shard(Owner, Closable):
     @cached_property
     def _addresses(self) -> Addresses:
         try:
-            found = container(self._container).addresses(self.path, self.file)
+            addresses = container(self._container).addresses(self.path, self.file)
         except MemoryError as error:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
-        if self._listed not in (None, len(found)):
-            raise ShardDamaged(f"has {len(found):,} records, not {self._listed:,}", path=self.path)
-        return found
+        if self._listed not in (None, len(addresses)):
+            raise ShardDamaged(f"has {len(addresses):,} records, not {self._listed:,}", path=self.path)
+        return addresses
 
     @property
     def records(self) -> int:
@@ -466,23 +466,23 @@ class Shard(Owner, Closable):
                 address: Address = self._addresses[ordinal].item()
                 return address
         except (OSError, MemoryError) as error:
-            raise self._unread(ordinal, error) from error
+            raise self._read_error(ordinal, error) from error
         raise ShardDamaged(f"has no record {ordinal}", path=self.path)
 
-    def checked(self, ordinal: int) -> StoredRecord:
+    def read_record(self, ordinal: int) -> StoredRecord:
         """Return the record at an ordinal, according to the container, checked against its checksum."""
         address = self.address(ordinal)
         key, label, crc32c, offset, length = address
         if length > MAX_IMAGE_BYTES:
             raise ShardDamaged(f"has a record {ordinal} beyond the limit for images", path=self.path)
-        image = self._checked(ordinal, address, self.file.read_at)
+        image = self._read_checked(ordinal, address, self.file.read_at)
         return StoredRecord(key, label, crc32c, image, offset)
 
-    def image(self, ordinal: int, address: Address) -> bytes:
+    def read_image(self, ordinal: int, address: Address) -> bytes:
         """Return the image at an address, after checking its record against its checksum."""
-        return self._checked(ordinal, address, self.file.read_at)
+        return self._read_checked(ordinal, address, self.file.read_at)
 
-    def image_in(self, ordinal: int, address: Address, room: Room) -> Memory:
+    def read_image_into(self, ordinal: int, address: Address, room: Room) -> Memory:
         """Read the image at an address into ``room(length)``, check its record there, and return it."""
 
         def read_at(length: int, offset: int) -> Memory:
@@ -490,39 +490,39 @@ class Shard(Owner, Closable):
             count = self.file.read_into(memory.data, offset)
             return memory if count == length else memory[:count]
 
-        return self._checked(ordinal, address, read_at)
+        return self._read_checked(ordinal, address, read_at)
 
-    def _checked(self, ordinal: int, address: Address, read_at: Callable[[int, int], Image]) -> Image:
+    def _read_checked(self, ordinal: int, address: Address, read_at: Callable[[int, int], Image]) -> Image:
         """Return the image that ``read_at(length, offset)`` reads, after checking its record."""
         key, label, crc32c, offset, length = address
         if not offset:  # format 1.0
-            found = self.address(ordinal)
-            offset = found[3]
-            if found != (key, label, crc32c, offset, length):
-                raise self._corrupt(ordinal, key)
+            stored = self.address(ordinal)
+            offset = stored[3]
+            if stored != (key, label, crc32c, offset, length):
+                raise self._checksum_error(ordinal, key)
         if offset + length > self.file.size:
-            raise self._cut_off(ordinal)
+            raise self._truncation_error(ordinal)
         try:
             image = read_at(length, offset)
         except (OSError, MemoryError) as error:
-            raise self._unread(ordinal, error) from error
+            raise self._read_error(ordinal, error) from error
         if len(image) != length:
-            raise self._cut_off(ordinal)
+            raise self._truncation_error(ordinal)
         if record_crc(key, label, image) != crc32c:
-            raise self._corrupt(ordinal, key)
+            raise self._checksum_error(ordinal, key)
         return image
 
-    def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
+    def _read_error(self, ordinal: int, error: OSError | MemoryError) -> OSError:
         number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
         return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self.file.path))
 
-    def _cut_off(self, ordinal: int) -> ShardDamaged:
+    def _truncation_error(self, ordinal: int) -> ShardDamaged:
         return ShardDamaged(
             f"ends before record {ordinal} of {self.path.name} does; {self._advice}",
             path=os.path.realpath(self.file.path),
         )
 
-    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
+    def _checksum_error(self, ordinal: int, key: bytes) -> CorruptRecord:
         return CorruptRecord(
             f"record {ordinal} does not match its CRC-32C; {self._advice}",
             path=self.path.parent if self.file.path == self.path else os.path.realpath(self.file.path),
@@ -551,7 +551,7 @@ class LocalFiles:
     def provide(self, entry: FileEntry) -> None:
         """Make a file available; called before it is opened."""
 
-    def replaced(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
+    def replace(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
         """Replace a file whose reading raised ``error``, and keep it in the context; or raise ``error``."""
         raise error
 
@@ -568,7 +568,7 @@ def seals_folder() -> Path:
     return caches_folder() / "seals"
 
 
-def state_of(status: os.stat_result) -> tuple[int, ...]:
+def file_state(status: os.stat_result) -> tuple[int, ...]:
     """Return what changes with a file: its device, inode, size, mtime and ctime."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -581,13 +581,13 @@ class Seal:
     root: str
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the file was verified before against ``root``, and has not changed since."""
         with suppress(OSError, RuntimeError):
             return self._path.read_bytes() == self._text
         return False
 
-    def keep(self, status: os.stat_result) -> bool:
+    def store(self, status: os.stat_result) -> bool:
         """Store the seal of a verified file; return whether that succeeded.
 
         ``status`` is the file's status after it was read. A file that changed in the meantime or just before
@@ -595,7 +595,7 @@ class Seal:
         """
         # a change now could leave times unchanged that are young, or in the future
         age_ns = time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns)
-        is_changed = state_of(status) != state_of(self.status)
+        is_changed = file_state(status) != file_state(self.status)
         if self.status.st_size < LEAST_BYTES or age_ns < YOUNG_NS or is_changed:
             return False
         with suppress(OSError, RuntimeError, OperationError):
@@ -610,4 +610,4 @@ class Seal:
 
     @property
     def _text(self) -> bytes:
-        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, state_of(self.status)))}\n".encode()
+        return f"shardprep seal 1\n{self.root}\n{' '.join(map(str, file_state(self.status)))}\n".encode()

@@ -38,11 +38,11 @@ class ColumnSummary:
     unlabelled: int | None
 
 
-def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
+def _summarise_column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
     field, lengths = entry.field, columns.lengths(entry.field.name)
     per_class = unlabelled = None
     if field.kind == "label":
-        labels = np.clip(columns.stored(field.name), -1, len(field.classes) - 1)
+        labels = np.clip(columns.all_values(field.name), -1, len(field.classes) - 1)
         unlabelled, *counts = np.bincount(labels + 1, minlength=len(field.classes) + 1).tolist()
         present = [count for count in counts if count]
         per_class = (min(present), max(present)) if present else None
@@ -51,14 +51,14 @@ def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
         kind=field.kind,
         bytes=int(lengths.sum(dtype=np.int64)),
         disk_bytes=sum(file.size for file in entry.files),
-        lengths=None if field.is_fixed else spread(lengths),
+        lengths=None if field.is_fixed else percentiles(lengths),
         classes=len(field.classes),
         per_class=per_class,
         unlabelled=unlabelled,
     )
 
 
-def spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+def percentiles(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
     """Return the 5th, 50th and 95th percentiles, and the largest value."""
     low, middle, high, largest = np.percentile(column, [5, 50, 95, 100])
     return int(low), int(middle), int(high), int(largest)
@@ -149,7 +149,7 @@ class Summary:
         return asdict(self)
 
 
-_SAME = (
+_MANIFEST_FIELDS = (
     "split", "image_bytes", "container", "class_sorted", "partial", "skipped", "content_root", "root", "has_images",
     "archive_md5",
 )  # fmt: skip
@@ -173,7 +173,7 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     images = index if manifest.has_images else index[:0]
     return Summary(
         path=dataset.location,
-        **{name: getattr(manifest, name) for name in _SAME},
+        **{name: getattr(manifest, name) for name in _MANIFEST_FIELDS},
         records=len(index),
         classes=len(manifest.labels),
         classes_present=int(np.count_nonzero(present >= 0)),
@@ -185,25 +185,25 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         seed=manifest.plan["seed"],
         boxes=boxes.records if boxes else 0,
         source=manifest.source["layout"],
-        images={name: spread(images[name]) for name in ("width", "height", "length") if len(images)},
-        kinds=_kinds(images),
+        images={name: percentiles(images[name]) for name in ("width", "height", "length") if len(images)},
+        kinds=_count_kinds(images),
         oddities={
-            _SHOWN.get(name, name): int(np.count_nonzero(mask))
+            _ODDITY_TITLES.get(name, name): int(np.count_nonzero(mask))
             for name, mask in (oddities(images) if len(images) else {}).items()
         },
-        crop_ready=_crop_ready(dataset),
-        columns=tuple(_column(entry, dataset.columns) for entry in manifest.column_entries),
+        crop_ready=_summarise_crop_ready(dataset),
+        columns=tuple(_summarise_column(entry, dataset.columns) for entry in manifest.column_entries),
     )
 
 
-def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
+def _count_kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
     kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
     found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
     return {name: found[flag] for name, flag in KINDS.items() if flag in found}
 
 
 TINY = 32  # pixels of the shorter side
-_SHOWN = {"tiny": f"under {TINY} pixels", "extreme aspect": f"over {EXTREME_ASPECT}:1"}
+_ODDITY_TITLES = {"tiny": f"under {TINY} pixels", "extreme aspect": f"over {EXTREME_ASPECT}:1"}
 
 
 def oddities(index: Rows) -> dict[str, npt.NDArray[np.bool_]]:
@@ -224,7 +224,7 @@ def oddities(index: Rows) -> dict[str, npt.NDArray[np.bool_]]:
     }
 
 
-def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
+def _summarise_crop_ready(dataset: Dataset) -> CropReadySummary | None:
     ready = np.flatnonzero(dataset.index["flags"] & ImageFlag.CROP_READY)
     if not len(ready):
         return None
@@ -238,7 +238,7 @@ def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
     plan = dataset.manifest.plan
     return CropReadySummary(
         images=len(ready),
-        others=_kinds(np.delete(dataset.index, ready)),
+        others=_count_kinds(np.delete(dataset.index, ready)),
         segment_bytes=int(np.median(lengths)),
         segment_pixels=(width, height),
         transcoder=plan.get("transcoder"),

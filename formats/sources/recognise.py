@@ -15,13 +15,13 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress
-from shardprep.formats.shards.dataset import Dataset, is_collection, open_unreplaced, splits_of
+from shardprep.formats.shards.dataset import Dataset, is_collection, open_with_root, splits_of
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     Manifest,
-    checked_boxes,
-    checked_column,
-    checked_index,
+    check_column,
+    read_box_rows,
+    read_index,
     read_manifest,
 )
 from shardprep.formats.shards.read import Rows
@@ -88,13 +88,13 @@ class ConvertedDataset(Source):
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         folder, manifest = self.by_split[split]
-        index = checked_index(folder, manifest)
+        index = read_index(folder, manifest)
         entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
         for column in ("key", "label", "length"):
             entries[column] = index[column]
         entries["offset"] = np.arange(len(index))
         for each in manifest.column_entries:
-            lengths = checked_column(folder, manifest, each)
+            lengths = check_column(folder, manifest, each)
             entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
         return Listing(
             split,
@@ -110,8 +110,8 @@ class ConvertedDataset(Source):
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
         folder, manifest = self.by_split[split]
-        rows = checked_boxes(folder, manifest)
-        return None if rows is None else boxes_by_key(rows, checked_index(folder, manifest)["key"], labels)
+        rows = read_box_rows(folder, manifest)
+        return None if rows is None else boxes_by_key(rows, read_index(folder, manifest)["key"], labels)
 
 
 @dataclass
@@ -122,7 +122,7 @@ class RecordReader(ResourceReader[Dataset]):
     root: str
 
     def open_resource(self) -> AbstractContextManager[Dataset]:
-        return closing(open_unreplaced(self.folder, self.root))
+        return closing(open_with_root(self.folder, self.root))
 
     def read(self, entry: np.void) -> bytes:
         return self.resource[int(entry["offset"])].image

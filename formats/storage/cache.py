@@ -472,7 +472,7 @@ class HeldFiles(LocalFiles, Owner, Closable):
             self._let_go_first()
 
     @contextmanager
-    def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+    def replace(self, entry: FileEntry, error: Exception) -> Iterator[None]:
         self._release()  # otherwise the replaced copy would be held
         held = self.cache.hold_intact(entry, self._let_go_first)
         with held, saying_published(self.cache, entry):

@@ -37,11 +37,11 @@ from shardprep.formats.shards.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
     Manifest,
-    checked_index,
     index_dtype,
+    read_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import Rows, Seal, published_file, state_of
+from shardprep.formats.shards.read import Rows, Seal, file_state, open_published
 from shardprep.formats.storage.store import Location, path_or_place
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
     entries = [part.manifest.table(INDEX_NAME) for part in parts]
     if sum(entry.size for entry in entries if entry) > MOST_INDEX_BYTES:
         return StoredIndex(parts, verify=verify)
-    found = [checked_index(part.folder, part.manifest, verify=verify) for part in parts]
+    found = [read_index(part.folder, part.manifest, verify=verify) for part in parts]
     rows = np.zeros(sum(map(len, found)), index_dtype(max(each.dtype["key"].itemsize for each in found)))
     for part in parts:
         _put(rows, part.records, part, found.pop(0))
@@ -352,11 +352,11 @@ class _IndexFile:
 
     def __init__(self, part: DatasetPart, *, verify: bool) -> None:
         self.part, self._path, manifest = part, part.folder / INDEX_NAME, part.manifest
-        with published_file(self._path) as descriptor:
+        with open_published(self._path) as descriptor:
             status = os.fstat(descriptor)
-            if verify or not Seal(status, manifest.root).holds:
-                checked_index(part.folder, manifest, verify=verify)
-            self._known = state_of(status)
+            if verify or not Seal(status, manifest.root).is_valid:
+                read_index(part.folder, manifest, verify=verify)
+            self._known = file_state(status)
             self._start = 10 + int.from_bytes(read_at(descriptor, 2, 8), "little")  # after the header
         width = (status.st_size - self._start) // manifest.records
         spare = index_dtype(1, offsets=manifest.offsets).itemsize - 1
@@ -366,12 +366,12 @@ class _IndexFile:
         """Return rows in any order; adjacent ones are read together."""
         rows = np.empty(len(numbers), self.row)
         runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        with published_file(self._path) as descriptor:
+        with open_published(self._path) as descriptor:
             for first, last in pairwise([*runs, len(numbers)]):
                 memory = rows[first:last].view(np.uint8).data
                 offset = self._start + int(numbers[first]) * self.row.itemsize
                 read_into(descriptor, memory, offset)  # a short read has changed the size
-            if state_of(os.fstat(descriptor)) != self._known:
+            if file_state(os.fstat(descriptor)) != self._known:
                 issue = "changed since it was verified; prep verify shows what is wrong"
                 raise ManifestDamaged(issue, path=self._path)
         return rows

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
 from shardprep.formats.runtime.progress import Progress, report_shards
 from shardprep.formats.runtime.work_folder import add_resume_note
-from shardprep.formats.shards.dataset import USUAL_ORDER
+from shardprep.formats.shards.dataset import SPLIT_ORDER
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.store import (
@@ -264,13 +264,13 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     with suppress(RemoteDenied, RemoteMissing):
         names = [name.removesuffix("/") for name in await folder.listed() if name.endswith("/")]
         listed = {*filter(FILE_NAME.fullmatch, names)}
-    usual = [name for name in USUAL_ORDER if name in listed or not listed]
+    usual = [name for name in SPLIT_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
             found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
         except (RemoteMissing, NothingThere) as error:  # the latter for a local folder
-            if name in listed and name in USUAL_ORDER:
+            if name in listed and name in SPLIT_ORDER:
                 raise _unpublished(error) from error
         except RemoteDenied:
             if listed:

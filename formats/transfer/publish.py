@@ -35,7 +35,7 @@ from shardprep.formats.runtime.progress import Progress, check_int, progress_or_
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
 from shardprep.formats.shards.dataset import refuse_in_dataset, splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry, published_file
+from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry, open_published
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import (
     TRIES,
@@ -351,7 +351,7 @@ class Upload(FileTransfer):
     async def _parts(self) -> AsyncGenerator[bytes, None]:
         """Yield the local file in parts; a changed length would change the digest."""
         size, offset = min(part_bytes(self.entry.size), self.entry.size + 1), 0
-        with published_file(self.path) as descriptor:
+        with open_published(self.path) as descriptor:
             while part := await call_in_thread(read_at, descriptor, size, offset):
                 yield part
                 offset += len(part)

@@ -55,7 +55,7 @@ from shardprep.formats.shards.read import (
     StoredRecord,
     changed_in,
     hash_region,
-    published_file,
+    open_published,
     table_header,
 )
 
@@ -211,7 +211,7 @@ class FileCheck:
         found, digests = CheckResult(), []
         flags = OPEN_FLAGS | os.O_NOFOLLOW
         counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
-        with published_file(self.path, flags) as descriptor, reading(self.entry.name, found):
+        with open_published(self.path, flags) as descriptor, reading(self.entry.name, found):
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, "its SHA-256 differs from the manifest")
             if self.region:
@@ -264,7 +264,7 @@ class FileCheck:
                     return  # the keys of missing records are unknown
                 key = None if wanted is None else text_of(wanted)
                 try:
-                    stored = reader.checked(ordinal)
+                    stored = reader.read_record(ordinal)
                 except (CorruptRecord, ShardDamaged) as error:
                     self._add(found, key or error.key, error.message)
                     continue

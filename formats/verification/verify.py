@@ -43,9 +43,9 @@ from shardprep.formats.shards.manifest import (
     PROVENANCE_NAME,
     QUARANTINE_NAME,
     Manifest,
-    checked_boxes,
-    checked_column,
-    checked_index,
+    check_column,
+    read_box_rows,
+    read_index,
     read_manifest,
 )
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, changed_in, hash_region
@@ -332,11 +332,11 @@ class _Verification:
             return
         names = {entry.name for entry in sound}
         readers: dict[str, Callable[[Path, Manifest], Rows | None]] = {
-            INDEX_NAME: checked_index,
-            BOXES_NAME: checked_boxes,
+            INDEX_NAME: read_index,
+            BOXES_NAME: read_box_rows,
         }
         for column in manifest.column_entries:
-            readers[column.table.name] = partial(checked_column, entry=column)
+            readers[column.table.name] = partial(check_column, entry=column)
         tables: dict[str, Rows | None] = {}  # the intact ones
         for entry in (file for file in sound if file.name in readers):
             with reading(entry.name, self.report), self.files.at_hand(entry):
@@ -369,7 +369,7 @@ class _Verification:
 
     def _archive_issue(self) -> str:
         link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
-        issue = archive.issue(self.report.dataset) if archive else ""
+        issue = archive.find_issue(self.report.dataset) if archive else ""
         return issue and f"{os.path.realpath(link)} {issue}; {advice_for(link)}"
 
     def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:

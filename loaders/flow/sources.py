@@ -233,7 +233,7 @@ class RecordFetch:
         number, shard, ordinal, address = key
         label = self.labels[address[1]]
         image: Any = (
-            records.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
+            records.read_image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
         )
         if self.names is not None:
             record = records.record(RecordPlace(number, shard, ordinal, address[0]), label, image)
@@ -242,7 +242,7 @@ class RecordFetch:
 
     def _read_saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
         number, shard, ordinal, address = key
-        image = records.image(shard, ordinal, address) if IMAGE in form.own else b""
+        image = records.read_image(shard, ordinal, address) if IMAGE in form.own else b""
         place = RecordPlace(number, shard, ordinal, address[0])
         values = [records.value(name, place) for name in form.columns]
         return form.item(address[0].decode(), self.labels[address[1]], image, values)

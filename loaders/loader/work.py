@@ -470,7 +470,7 @@ def blocks_to_read(
     for at, column in enumerate(parts[0].columns):
         if column.shards and not dataset.in_place:  # in place, blocks belong to archives
             pairs = zip(dataset.parts, parts, strict=True)
-            placed = (dataset.placed(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
+            placed = (dataset.locate(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
             blocks.append(tuple(chain.from_iterable(placed)))
     return blocks
 
@@ -537,12 +537,12 @@ class _ShardWorkspace:
             began = perf_counter()
             try:
                 if room is None:
-                    image: object = shard.image(ordinal, address)
+                    image: object = shard.read_image(ordinal, address)
                 else:
-                    image = shard.image_in(ordinal, address, room)
+                    image = shard.read_image_into(ordinal, address, room)
             except DAMAGE as error:
                 try:  # from an intact copy
-                    image = self._records.again(number, error, methodcaller("image", ordinal, address))
+                    image = self._records.retry(number, error, methodcaller("read_image", ordinal, address))
                 except (CorruptRecord, ShardDamaged) as damage:
                     if not self._work.skip_bad:
                         raise
@@ -580,7 +580,7 @@ class _ShardWorkspace:
         record = self._records.record(
             RecordPlace(item.number, item.shard, item.ordinal, item.key),
             self._work.label_map[item.label],
-            self._records.image(item.shard, item.ordinal, item.address) if has_image else b"",
+            self._records.read_image(item.shard, item.ordinal, item.address) if has_image else b"",
             is_crop_ready=has_image and item.crop_ready,
         )
         if isinstance(transform, AsColumns):  # counts as reading

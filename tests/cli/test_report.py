@@ -79,7 +79,7 @@ def test_the_custody_of_a_record_leads_from_its_bytes_to_the_root(folder: Path) 
     chain = json.loads(done.stdout)["custody"]
     shard = folder / "shards/train" / chain["example"]["shard"]
     with Shard(shard, manifest.container) as reader:
-        image = reader.checked(chain["example"]["ordinal"]).image
+        image = reader.read_record(chain["example"]["ordinal"]).image
     assert (chain["example"]["key"], image, chain["root"]) == (last.key, last.image, manifest.root)
     assert chain["example"]["sha256"] == hash_file(shard)
     assert chain["example"]["sha256"] in (folder / "record.html").read_text()

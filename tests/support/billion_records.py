@@ -72,7 +72,7 @@ def seal_all(folder: Path) -> None:
     seal.YOUNG_NS = 0
     for part in json.loads((folder / "collection.json").read_bytes())["parts"]:
         status = (folder / part["path"] / "index.npy").stat()
-        assert seal.Seal(status, part["root"]).keep(status)
+        assert seal.Seal(status, part["root"]).store(status)
 
 
 def peak() -> int:

@@ -74,10 +74,10 @@ def read(path: Path, kind: str, records: int) -> list[StoredRecord]:
     found = []
     with Shard(path, kind) as reader, opened(path, kind, records) as shard:
         for ordinal in range(records):
-            record = reader.checked(ordinal)
+            record = reader.read_record(ordinal)
             found.append(record._replace(offset=0))
-            assert shard.image(ordinal, address(record)) == record.image
-            assert shard.image(ordinal, address(found[-1])) == record.image
+            assert shard.read_image(ordinal, address(record)) == record.image
+            assert shard.read_image(ordinal, address(found[-1])) == record.image
     return found
 
 

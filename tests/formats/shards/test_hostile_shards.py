@@ -191,7 +191,7 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
             struct.pack_into("<H", data, page + DEPTH, deep)
         path.write_bytes(data)
         with pytest.raises(ShardDamaged, match=r"page .* the wrong number"), Shard(path, "lmdb") as reader:
-            reader.checked(0)
+            reader.read_record(0)
 
 
 OPENING_IN_LITTLE_MEMORY = """
@@ -237,9 +237,9 @@ for _ in range(10):
         continue
     for ordinal, record in enumerate(shard_files.THREE * 4):
         ordinal %= 3
-        stored = attempt("reading", lambda: shard.checked(ordinal))
+        stored = attempt("reading", lambda: shard.read_record(ordinal))
         there = attempt("reading", lambda: shard.address(ordinal))
-        image = there and attempt("reading", lambda: shard.image(ordinal, there))
+        image = there and attempt("reading", lambda: shard.read_image(ordinal, there))
         assert stored is None or stored[:4] == record[:4]
         assert image in (None, record.image)
         found["right"] += (stored is not None) + (image is not None)

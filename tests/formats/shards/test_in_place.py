@@ -137,7 +137,7 @@ def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
     table = min(dataset.glob("shard-*.tar.npy"))
     with_rows(dataset, table.name, change)
     with pytest.raises((ShardDamaged, CorruptRecord)), Shard(table, "tar") as reader:
-        reader.checked(1)
+        reader.read_record(1)
     assert verify(dataset, level="records").findings
     with_rows(dataset, "index.npy", change)
     with pytest.raises((ManifestDamaged, ShardDamaged, CorruptRecord)), open_dataset(dataset) as opened:

@@ -58,8 +58,8 @@ def test_a_file_that_changes_while_it_is_read_gets_no_seal(dataset: Path) -> Non
     before = path.stat()
     writable(path)
 
-    assert not Seal(before, "root").keep(path.stat())
-    assert Seal(path.stat(), "root").keep(path.stat())
+    assert not Seal(before, "root").store(path.stat())
+    assert Seal(path.stat(), "root").store(path.stat())
 
 
 @pytest.mark.parametrize("damage", [b"", b"shardprep seal 1\n", b"\xff" * 9000])

@@ -141,7 +141,7 @@ def test_a_record_that_differs_from_its_address_is_corrupt(
     wrong = records[0]._replace(**{part: getattr(THREE[1], part)})
     there = address(wrong if has_offset else wrong._replace(offset=0))
     with opened(shard, kind, 3) as found:
-        for read in (found.image, lambda *where: found.image_in(*where, fresh)):
+        for read in (found.read_image, lambda *where: found.read_image_into(*where, fresh)):
             with pytest.raises((CorruptRecord, ShardDamaged), match="record 0"):
                 read(0, there)
 
@@ -153,8 +153,8 @@ def test_a_file_that_was_cut_short_since_is_damage(
     with opened(shard, kind, 3) as found:
         os.truncate(file, records[1].offset + 3)
         first = [number for number in (0, 2) if records[number].offset < records[1].offset]
-        assert all(found.image(number, address(records[number])) == THREE[number].image for number in first)
-        for read in (found.image, lambda *where: found.image_in(*where, fresh)):
+        assert all(found.read_image(n, address(records[n])) == THREE[n].image for n in first)
+        for read in (found.read_image, lambda *where: found.read_image_into(*where, fresh)):
             with pytest.raises(ShardDamaged, match="ends before record 1"):
                 read(1, address(records[1]))
 
@@ -162,9 +162,9 @@ def test_a_file_that_was_cut_short_since_is_damage(
 def test_eight_threads_read_through_one_shard(tmp_path: Path, kind: str) -> None:
     ordinals = list(range(len(MANY))) * 8
     with Shard(write(tmp_path / "shard", kind, MANY), kind) as shard, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(shard.checked, ordinals))
-        images = [pool.submit(shard.image, n, address(found[n])) for n in ordinals]
-        earlier = [pool.submit(shard.image, n, address(MANY[n])) for n in ordinals]
+        found = list(pool.map(shard.read_record, ordinals))
+        images = [pool.submit(shard.read_image, n, address(found[n])) for n in ordinals]
+        earlier = [pool.submit(shard.read_image, n, address(MANY[n])) for n in ordinals]
 
     assert [record._replace(offset=0) for record in found] == MANY * 8
     assert [image.result() for image in images] == [record.image for record in MANY] * 8
@@ -180,11 +180,11 @@ def test_no_descriptor_stays_open_and_a_closed_reader_is_not_read(shard: Path, k
         with Shard(shard, kind) as reader:
             reader.close()
             with pytest.raises(OSError, match="descriptor"):
-                reader.checked(0)
+                reader.read_record(0)
         with pytest.raises(ShardDamaged):
             Shard(damaged, kind)
         with opened(shard, kind, 2) as short, pytest.raises(ShardDamaged):
-            short.image(0, address(THREE[0]))
+            short.read_image(0, address(THREE[0]))
         write(shard.with_name("other"), kind, THREE)
         shard.with_name("other").unlink()
 

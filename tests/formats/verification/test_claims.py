@@ -15,7 +15,7 @@ from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_mani
 from shardprep.formats.errors import CorruptRecord
 from shardprep.formats.records.record import LabelSpace, official_words
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.shards.manifest import checked_index, index_dtype
+from shardprep.formats.shards.manifest import index_dtype, read_index
 from shardprep.formats.shards.read import FileEntry, Rows
 from shardprep.formats.verification.checks import check_quarantine, false_claims
 from shardprep.loaders import Loader
@@ -177,7 +177,7 @@ def test_a_table_of_more_than_any_size_is_not_read(dataset: Path) -> None:
     manifest = replace(read_manifest(dataset), tables=(entry,))
 
     with pytest.raises(ManifestDamaged, match="more than any table"):
-        checked_index(dataset, manifest)
+        read_index(dataset, manifest)
 
 
 @pytest.mark.slow
