@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from measuring.conditions import conditions
 
-from shardprep.loaders.measuring.disk import COLD, RECORD_BYTES, OpenFiles, Pattern, Pieces, drop, read
+from shardprep.loaders.measuring.disk import COLD, RECORD_BYTES, OpenFiles, Pattern, Pieces, drop_pages, read
 
 UNLIMITED = 1e6  # seconds
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
@@ -99,7 +99,7 @@ def lay(files: OpenFiles, pieces: Pieces, pattern: Pattern, *, cold: bool) -> No
     if not cold:
         whole = Pattern(1 << 20)
         read(files.descriptors, whole.pieces(files), whole, seconds=UNLIMITED)
-    elif (kept := drop(files.descriptors, pieces, pattern.block)) > COLD:
+    elif (kept := drop_pages(files.descriptors, pieces, pattern.block)) > COLD:
         raise OSError(f"cannot read cold: {kept:.0%} of the pages stayed in memory")
 
 

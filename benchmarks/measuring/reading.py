@@ -10,7 +10,7 @@ from measuring.data import Data, warm
 
 from shardprep.loaders import Loader
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.measuring.disk import forget, resident_share
+from shardprep.loaders.measuring.disk import drop_file, resident_share
 
 PIECE = 1 << 20
 START = 2.0  # seconds for the workers to start, which is not measured here
@@ -52,7 +52,7 @@ def lay(shards: list[Path], *, cold: bool) -> None:
         return warm(shards)
     for path in shards:
         with path.open("rb") as file:
-            forget(file.fileno())
+            drop_file(file.fileno())
     if (share := max(map(resident_share, shards))) > COLD:
         raise OSError(f"cold could not be had: {share:.0%} of a shard stayed in memory")
     return None

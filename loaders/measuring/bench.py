@@ -40,12 +40,12 @@ TRANSFORM_STAGES = ("decode", "augment")
 TRANSPORT_STAGES = ("transport", "hand-over")
 
 
-MakeLoader = Callable[..., Loader]
+LoaderFactory = Callable[..., Loader]
 """A factory of loaders that takes options, such as ``functools.partial(Loader, path, …)``."""
 
 
 def bench(
-    make: MakeLoader,
+    make: LoaderFactory,
     transform: Transform | None,
     *,
     seconds: float,
@@ -63,7 +63,7 @@ def bench(
     ``watched`` shows a bar on a terminal or in a notebook. ``mixing`` adds the quality of the shuffle. Raises
     the loader's errors, and OSError.
     """
-    sweep = probes = against = quality = None
+    sweep = probes = comparison = quality = None
     if swept:
         option, values = swept
         runs = [(n, measure(partial(make, **{option: n}), seconds=seconds, watched=watched)) for n in values]
@@ -76,11 +76,11 @@ def bench(
         probes = probe(make, speed, transform, seconds=seconds * PROBE_SHARE)
     if disk:
         rates = disk.stream.rate("cold"), disk.stream.rate("warm")
-        against = AgainstDisk(speed.bytes_per_second, *rates, speed.limit)
+        comparison = DiskComparison(speed.bytes_per_second, *rates, speed.limit)
     if mixing:
         with make(workers=0) as loader:
             quality = loader.shuffle_quality()
-    return LoaderBench(speed, sweep, probes, against, quality)
+    return LoaderBench(speed, sweep, probes, comparison, quality)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LoaderBench:
     speed: LoaderSpeed
     sweep: Sweep | None
     probes: Probes | None
-    disk: AgainstDisk | None
+    disk: DiskComparison | None
     shuffle_quality: ShuffleQuality | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -147,25 +147,25 @@ def measure(
     seconds = check_seconds(seconds, "the time to measure")
     others, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
-        cached = _cached(loader)
+        cached = _cached_share(loader)
         with ExitStack() as stack:
-            recorded = stack.enter_context(tracing(loader)) if trace else None
+            recording = stack.enter_context(tracing(loader)) if trace else None
             bar = stack.enter_context(LoaderBar(loader, shown=watched))
-            batches = bar.over(stack.enter_context(closing(_endless(loader))))
+            batches = bar.over(stack.enter_context(closing(_repeat_epochs(loader))))
             arrivals = Arrivals(batches, lambda batch: len(batch[-1]))  # labels are last
             arrivals.draw()
             before, cpu_before = loader.stats(), time.process_time()
             arrivals.draw_for(seconds)
             after, main_cpu = loader.stats(), time.process_time() - cpu_before
-        if recorded and trace:
-            recorded.save(trace)
+        if recording and trace:
+            recording.save(trace)
         images, elapsed, rate = arrivals.amount, arrivals.seconds, arrivals.rate
         stats = after.since(before)
         # This consumer has no training step: all time without waiting is spent on handing over.
         handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
         stats = replace(stats, elapsed=elapsed, handing=handing)
         gap_p50, gap_p99 = arrivals.gaps
-        workers = [_status(child.pid) for child in {*multiprocessing.active_children()} - others]
+        workers = [_process_sizes(child.pid) for child in {*multiprocessing.active_children()} - others]
         return LoaderSpeed(
             images=images,
             batches=arrivals.count,
@@ -187,21 +187,21 @@ def measure(
             restarts=after.restarts,
             memory=MemoryUse(
                 ring=loader.engine.shared_bytes,
-                main_peak=_status(os.getpid()).get("VmHWM"),
+                main_peak=_process_sizes(os.getpid()).get("VmHWM"),
                 worker_peak=max((s["VmHWM"] for s in workers if "VmHWM" in s), default=None),
                 worker_own=max((s["RssAnon"] for s in workers if "RssAnon" in s), default=None),
             ),
-            page_cache=CacheShares(cached, _cached(loader)),
+            page_cache=CacheShares(cached, _cached_share(loader)),
             stats=stats,
         )
 
 
-def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
+def _repeat_epochs(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
     while True:
         yield from loader
 
 
-def _cached(loader: Loader) -> float | None:
+def _cached_share(loader: Loader) -> float | None:
     """Return the share of the shards' bytes in the page cache; of many shards, an even sample is checked."""
     names = loader.dataset.image_files
     count = min(len(names), MAX_CHECKED_SHARDS)
@@ -214,7 +214,7 @@ def _cached(loader: Loader) -> float | None:
     return float(np.average(shares, weights=sizes)) if sum(sizes) else None
 
 
-def _status(pid: int | None) -> dict[str, int]:
+def _process_sizes(pid: int | None) -> dict[str, int]:
     """Return the sizes in /proc/PID/status in bytes, by name; empty without /proc or the process."""
     values = [line.split() for line in lines_of(Path(f"/proc/{pid}/status")) if line.endswith(" kB")]
     return {name.rstrip(":"): int(size) << 10 for name, size, _ in values}
@@ -310,7 +310,7 @@ class CacheShares:
 
 
 @dataclass(frozen=True)
-class AgainstDisk:
+class DiskComparison:
     """Bytes per second that the loader ``delivered``, and that the disk reads in its pattern, if measured.
 
     ``limit`` is the loader's limiting stage, "" if unknown.
@@ -371,22 +371,22 @@ class Probes:
         return {"limit": self.limit, "confirmed": self.confirmed, "runs": list(map(asdict, self.runs))}
 
 
-def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
+def probe(make: LoaderFactory, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
     """Test the verdict of ``speed`` in a few runs of ``seconds`` each."""
-    runs = [hand_over(make, speed, seconds=seconds)]
+    runs = [probe_hand_over(make, speed, seconds=seconds)]
     if transform is None:
         again = measure(make, seconds=seconds)
-        return Probes(speed.limit, (*runs, _unless_too_short(once_more(speed, again), again)))
+        return Probes(speed.limit, (*runs, _drop_if_too_short(judge_repetition(speed, again), again)))
     first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
     alone = measure(partial(make, workers=1), seconds=seconds)
     rate = 1 / max(sum(alone.stages[name] for name in TRANSFORM_STAGES), 1e-12)
-    runs.append(_unless_too_short(encoded(speed, first.images_per_second), first))
-    runs.append(_unless_too_short(once_more(first, second), first, second))
-    runs.append(_unless_too_short(one_core(speed, rate), alone))
+    runs.append(_drop_if_too_short(judge_encoded(speed, first.images_per_second), first))
+    runs.append(_drop_if_too_short(judge_repetition(first, second), first, second))
+    runs.append(_drop_if_too_short(judge_one_core(speed, rate), alone))
     return Probes(speed.limit, tuple(runs))
 
 
-def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
+def _drop_if_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
     """Return the probe, without a conclusion if one of its runs was too short."""
     if not any(speed.is_too_short for speed in speeds):
         return run
@@ -403,7 +403,7 @@ class NullWork:
         yield lambda items, arrays, room: itertools.repeat(None, len(items))
 
 
-def hand_over(make: MakeLoader, speed: LoaderSpeed, *, seconds: float) -> Probe:
+def probe_hand_over(make: LoaderFactory, speed: LoaderSpeed, *, seconds: float) -> Probe:
     """Judge the rate of full batches of the loader's layout that are delivered without any work."""
     with make(workers=0) as loader:
         layout = loader.engine.layout
@@ -421,7 +421,7 @@ def hand_over(make: MakeLoader, speed: LoaderSpeed, *, seconds: float) -> Probe:
     return Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))
 
 
-def encoded(speed: LoaderSpeed, rate: float) -> Probe:
+def judge_encoded(speed: LoaderSpeed, rate: float) -> Probe:
     """Judge the rate without decoding: it rises by the transform's share, unless the hand-over limits."""
     loads = {load.name: load.seconds for load in speed.stats.loads if load.place == "worker"}
     rest = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
@@ -435,7 +435,7 @@ def encoded(speed: LoaderSpeed, rate: float) -> Probe:
     return Probe("encoded", rate, sentence, confirms)
 
 
-def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
+def judge_repetition(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
     """Judge a repetition: it is faster if reading limits and only it found the shards in the page cache."""
     was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
     if cached is None or cached < IN_MEMORY:
@@ -449,7 +449,7 @@ def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
     return Probe("again", rate, f"encoded bytes again: {rate:,.0f} images/s, {why}", None)
 
 
-def one_core(speed: LoaderSpeed, rate: float) -> Probe:
+def judge_one_core(speed: LoaderSpeed, rate: float) -> Probe:
     """Judge one core's rate: all cores come near their multiple of it only if the workers do not wait."""
     stats = speed.stats
     cores = max(1, min(stats.workers, stats.cpus))

@@ -160,12 +160,12 @@ class DiskProfile(JsonRecord):
     @property
     def images_per_second(self) -> dict[str, float | None]:
         """The most images/s that the disk delivers in the loader's pattern, "cold" and "warm"."""
-        return {name: _over(self.stream.rate(name), self.record_bytes) for name in ("cold", "warm")}
+        return {name: _ratio(self.stream.rate(name), self.record_bytes) for name in ("cold", "warm")}
 
     @property
     def sequential_over_random(self) -> dict[str, float | None]:
         """The rate of the loader's pattern over that of random reads one at a time, "cold" and "warm"."""
-        return {name: _over(self.stream.rate(name), self.random[0].rate(name)) for name in ("cold", "warm")}
+        return {name: _ratio(self.stream.rate(name), self.random[0].rate(name)) for name in ("cold", "warm")}
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types, with derived values; docs/reference/bench-disk.md lists the keys."""
@@ -173,7 +173,7 @@ class DiskProfile(JsonRecord):
         return super().to_json() | {name: getattr(self, name) for name in derived}
 
 
-def _over(rate: float | None, other: float | None) -> float | None:
+def _ratio(rate: float | None, other: float | None) -> float | None:
     return rate / other if rate is not None and other else None
 
 
@@ -229,20 +229,20 @@ def measure_disk(
     path, began = user_path(path), time.monotonic()
     end, why_not = began + seconds, "no folder beside it is writable"
 
-    def tell(title: str) -> None:
+    def report_progress(title: str) -> None:
         if progress:
             progress(title, min(1.0, (time.monotonic() - began) / max(seconds, 1e-9)))
 
-    tell("opening")
+    report_progress("opening")
     with ExitStack() as stack:
-        kind, files, mean, remarks = _opened(path, stack, seconds * SCRATCH_SHARE)
+        kind, files, mean, remarks = _open_files(path, stack, seconds * SCRATCH_SHARE)
         record, filesystem = record_bytes or mean, filesystem_type(path)
-        place = path if kind == "folder" else _place(path.resolve())
-        way = cold_way(files, filesystem)
-        stream = Reading("the loader's pattern", files, way, Pattern(CHUNK_BYTES, ahead=AHEAD))
-        blocks = [Reading(f"sequential, {block_size(size)}", files, way, Pattern(size)) for size in BLOCKS]
+        place = path if kind == "folder" else _writable_folder(path.resolve())
+        mode = find_cold_mode(files, filesystem)
+        stream = Reading("the loader's pattern", files, mode, Pattern(CHUNK_BYTES, ahead=AHEAD))
+        blocks = [Reading(f"sequential, {block_size(size)}", files, mode, Pattern(size)) for size in BLOCKS]
         depths = [
-            Reading(f"random, {depth} at once", files, way, Pattern.of_records(record, depth=depth))
+            Reading(f"random, {depth} at once", files, mode, Pattern.of_records(record, depth=depth))
             for depth in DEPTHS
         ]
         writing = Writing(place or path, None if place else why_not)
@@ -250,12 +250,12 @@ def measure_disk(
         small: list[Reading] = []
         each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * (2 * len(steps) + 3))
         if place:
-            tell("small files")
+            report_progress("small files")
             try:
                 folder = stack.enter_context(TemporaryDirectory(prefix=".prep-bench-disk-", dir=place))
                 many, one = _small_files(Path(folder), record, stack, each)
                 opening, whole = Pattern.of_records(record, folder=folder), Pattern(MIB)
-                small = [Reading("small files", many, way, opening), Reading("one file", one, way, whole)]
+                small = [Reading("small files", many, mode, opening), Reading("one file", one, mode, whole)]
             except OSError as error:
                 why_not = _reason(error)
         steps[-1:-1] = small
@@ -264,7 +264,7 @@ def measure_disk(
             for step in steps:
                 now = time.monotonic()
                 if took[step] <= end - now:
-                    tell(step.title)
+                    report_progress(step.title)
                     step.round(each)
                     took[step] = time.monotonic() - now
         reads = Reads(*stream.rates)
@@ -280,7 +280,7 @@ def measure_disk(
             bytes=sum(files.sizes),
             record_bytes=record,
             seconds=time.monotonic() - began,
-            cold_method=way.method if reads.cold else None,
+            cold_method=mode.method if reads.cold else None,
             stream=reads,
             sequential=tuple(BlockReads(*step.rates, step.pattern.block) for step in blocks),
             random=tuple(DepthReads(*step.rates, step.pattern.depth, step.pattern.block) for step in depths),
@@ -291,13 +291,13 @@ def measure_disk(
                 writing.rates, "write of 1 MiB blocks to a new file, then fsync, both timed"
             ),
             missing=Missing(
-                None if reads.cold else way.reason or stayed, None if small else why_not, writing.missing
+                None if reads.cold else mode.reason or stayed, None if small else why_not, writing.missing
             ),
             remarks=remarks,
         )
 
 
-def _opened(path: Path, stack: ExitStack, seconds: float) -> tuple[str, OpenFiles, int, tuple[str, ...]]:
+def _open_files(path: Path, stack: ExitStack, seconds: float) -> tuple[str, OpenFiles, int, tuple[str, ...]]:
     """Open a file, the shards of a dataset, or a scratch file in a folder, which is written for ``seconds``.
 
     Returns the kind, the files, the mean size of a record, and remarks.
@@ -322,7 +322,7 @@ def _opened(path: Path, stack: ExitStack, seconds: float) -> tuple[str, OpenFile
     return kind, files, mean, remarks
 
 
-def _place(path: Path) -> Path | None:
+def _writable_folder(path: Path) -> Path | None:
     """Return a writable folder on the same disk, the path's parent or the path itself; None without one."""
     for folder in (path.parent, path):
         same = folder.is_dir() and folder.stat().st_dev == path.stat().st_dev
@@ -338,17 +338,17 @@ WARM_BYTES = 64 << 20  # fewer bytes are read repeatedly, because they are too s
 class Reading:
     """The repeated measurement of one pattern of reads, cold and warm. Not thread-safe."""
 
-    def __init__(self, title: str, files: OpenFiles, way: ColdWay, pattern: Pattern) -> None:
+    def __init__(self, title: str, files: OpenFiles, mode: ColdMode, pattern: Pattern) -> None:
         self.title, self.pattern = title, pattern
-        self._files, self._way = files, way
+        self._files, self._method = files, mode.method
         self._cold: list[float] = []
         self._warm: list[float] = []
 
     def round(self, seconds: float) -> None:
         """Measure a cold pass of at most ``seconds``, and a warm one of at most half of that."""
-        files, block, is_direct = self._files, self.pattern.block, self._way.method == DIRECT
+        files, block, is_direct = self._files, self.pattern.block, self._method == DIRECT
         pieces = self.pattern.pieces(files)
-        is_cold = self._way.method and (is_direct or drop(files.descriptors, pieces, block) <= COLD)
+        is_cold = self._method and (is_direct or drop_pages(files.descriptors, pieces, block) <= COLD)
         rate, done = read(files.descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
         if is_cold:
             self._cold.append(rate)
@@ -356,7 +356,7 @@ class Reading:
             _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
         is_warm = True  # assumed for files that cannot be mapped: they were just read
         with suppress(OSError):
-            is_warm = resident(files.descriptors, done, block) >= WARM
+            is_warm = memory_share(files.descriptors, done, block) >= WARM
         if is_warm:
             again = np.tile(done, (max(1, WARM_BYTES // (len(done) * block)), 1))
             self._warm.append(read(files.descriptors, again, self.pattern, seconds=seconds / 2)[0])
@@ -366,7 +366,7 @@ class Reading:
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
         dropped = "pages dropped by posix_fadvise, checked by mincore"
-        cold = f"{self.pattern}, {DIRECT if self._way.method == DIRECT else dropped}"
+        cold = f"{self.pattern}, {DIRECT if self._method == DIRECT else dropped}"
         return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self.pattern}, from memory")
 
 
@@ -399,7 +399,7 @@ class Writing:
         blocks = max(1, _room(self._place, min(wanted, MOST_WRITTEN)) // MIB)
         try:
             with ExitStack() as stack:
-                file, data = _nameless(self._place, stack), _noise(MIB)
+                file, data = _unnamed_file(self._place, stack), _random_bytes(MIB)
                 began = time.perf_counter()
                 _write(file, data, blocks)
                 self.rates.append(blocks * MIB / (time.perf_counter() - began))
@@ -412,7 +412,7 @@ def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> t
 
     Each is flushed, so that its pages can be dropped and the time holds.
     """
-    data, end, paths = _noise(size), time.monotonic() + seconds, []
+    data, end, paths = _random_bytes(size), time.monotonic() + seconds, []
     for number in range(max(1, min(MOST_SMALL, _room(folder, MOST_SMALL_BYTES) // size // 2))):
         if number >= LEAST_SMALL and time.monotonic() > end:
             break
@@ -429,7 +429,7 @@ def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
     size = _room(folder, MOST_SCRATCH)
     if size < LEAST_SCRATCH:
         raise NoSpace(f"has no room for a file of {LEAST_SCRATCH >> 20} MiB; make room", path=folder)
-    file, data, end = _nameless(folder, stack), _noise(LEAST_SCRATCH), time.monotonic() + seconds
+    file, data, end = _unnamed_file(folder, stack), _random_bytes(LEAST_SCRATCH), time.monotonic() + seconds
     with name_in_os_errors(folder):
         _write(file, data)
         while time.monotonic() < end and (left := size - os.fstat(file).st_size) >= LEAST_SCRATCH:
@@ -437,7 +437,7 @@ def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
     return file
 
 
-def _nameless(folder: Path, stack: ExitStack) -> int:
+def _unnamed_file(folder: Path, stack: ExitStack) -> int:
     """Make a file that has no name, and vanishes with its descriptor, which the stack closes."""
     try:
         return stack.enter_context(TemporaryFile(dir=folder, buffering=0)).fileno()
@@ -446,7 +446,7 @@ def _nameless(folder: Path, stack: ExitStack) -> int:
         raise
 
 
-def _noise(size: int) -> memoryview:
+def _random_bytes(size: int) -> memoryview:
     """Return random bytes, which no file system can compress."""
     return memoryview(np.random.default_rng().bytes(size))
 
@@ -593,52 +593,52 @@ TRIES, PAUSE_S = 6, 0.02  # pages in flight can be dropped only after they have 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class ColdWay(NamedTuple):
+class ColdMode(NamedTuple):
     """The method of cold reads: "posix_fadvise", "O_DIRECT", or None with the reason."""
 
     method: str | None
     reason: str | None = None
 
 
-def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
+def find_cold_mode(files: OpenFiles, filesystem: str) -> ColdMode:
     """Return the first method that works: dropped pages, confirmed by mincore(2), or O_DIRECT."""
     if filesystem in MEMORY_FILESYSTEMS:
-        return ColdWay(None, f"{filesystem} keeps its files in memory")
+        return ColdMode(None, f"{filesystem} keeps its files in memory")
     first, start = files.descriptors[:1], np.zeros((1, 2), np.int64)
     with suppress(OSError):  # some file systems do not support maps
         os.pread(first[0], 1, 0)
-        if not resident(first, start, 1):
-            return ColdWay(None, f"{filesystem or 'the system'} has its own cache, which cannot be checked")
-        if drop(first, start, min(files.sizes[0], MAX_SPAN)) <= COLD:
-            return ColdWay(FADVISE)
+        if not memory_share(first, start, 1):
+            return ColdMode(None, f"{filesystem or 'the system'} has its own cache, which cannot be checked")
+        if drop_pages(first, start, min(files.sizes[0], MAX_SPAN)) <= COLD:
+            return ColdMode(FADVISE)
     why_not = "its pages stayed in memory"
     with suppress(OSError):
         for file in files.descriptors:
             os.close(os.open(f"/dev/fd/{file}", DIRECT_FLAGS))
-        return ColdWay(DIRECT, why_not)
-    return ColdWay(None, f"{why_not}, and it cannot be read with O_DIRECT")
+        return ColdMode(DIRECT, why_not)
+    return ColdMode(None, f"{why_not}, and it cannot be read with O_DIRECT")
 
 
-def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
+def drop_pages(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """Drop the files from the page cache; return the share of the pieces' pages that stayed."""
     for _ in range(TRIES):
         for file in files:
-            forget(file)
-        kept = resident(files, pieces, block)
+            drop_file(file)
+        kept = memory_share(files, pieces, block)
         if kept <= COLD:
             break
         time.sleep(PAUSE_S)
     return kept
 
 
-def forget(descriptor: int) -> None:
+def drop_file(descriptor: int) -> None:
     """Ask the kernel to drop an open file's pages; dirty, mapped and in-flight ones stay."""
-    with suppress(OSError):  # `resident` reports the pages that cannot be flushed
+    with suppress(OSError):  # `memory_share` reports the pages that cannot be flushed
         os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def resident(files: Sequence[int], pieces: Pieces, block: int) -> float:
+def memory_share(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """Return the share of the pieces' pages that are in memory, by mincore(2).
 
     Raises OSError if a file cannot be mapped. If this process neither owns a file nor may write it, the
@@ -664,4 +664,4 @@ def resident_share(path: Path) -> float:
     """Return the share of the file's pages in memory; 0 for an empty file."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        return resident([file.fileno()], np.zeros((1, 2), np.int64), size) if size else 0.0
+        return memory_share([file.fileno()], np.zeros((1, 2), np.int64), size) if size else 0.0

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def fitted(parts: Iterable[tuple[float, str]], width: int) -> str:
+def fit_parts(parts: Iterable[tuple[float, str]], width: int) -> str:
     """Join the texts, and drop those of the highest rank until they fit; those of rank 0 stay.
 
-    >>> fitted([(0, "9 images/s"), (2, " over 60 s"), (1, ", decode limits")], 30)
+    >>> fit_parts([(0, "9 images/s"), (2, " over 60 s"), (1, ", decode limits")], 30)
     '9 images/s, decode limits'
     """
     kept = list(parts)
@@ -45,10 +45,10 @@ def fitted(parts: Iterable[tuple[float, str]], width: int) -> str:
         kept.remove(last)
 
 
-def curve(values: Iterable[float], width: int = 12, *, most: float | None = None) -> str:
+def sparkline(values: Iterable[float], width: int = 12, *, most: float | None = None) -> str:
     """Return the values as a sparkline; more than ``width`` are averaged in groups.
 
-    >>> curve([1, 2, 4, 8], 4), curve([0, 0, 8, 8], 2)
+    >>> sparkline([1, 2, 4, 8], 4), sparkline([0, 0, 8, 8], 2)
     ('▁▂▄█', '▁█')
     """
     found = np.fromiter(values, float)
@@ -68,14 +68,14 @@ class _Screen:
     width. Thread-safe.
     """
 
-    _now: _Screen | None = None
+    _current: _Screen | None = None
 
     @classmethod
     def current(cls) -> _Screen:
         """Return the screen of the current ``sys.stderr``."""
-        if cls._now is None or cls._now._terminal is not sys.stderr:
-            cls._now = cls(sys.stderr)
-        return cls._now
+        if cls._current is None or cls._current._terminal is not sys.stderr:
+            cls._current = cls(sys.stderr)
+        return cls._current
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -85,7 +85,7 @@ class _Screen:
         self._blocks: dict[object, Sequence[str]] = {}
         self._drawn: list[str] = []
         self._line_is_open = False  # whether the program's last line is unfinished: blocks would split it
-        self._watched: list[TextIO] = []
+        self._wrapped_streams: list[TextIO] = []
 
     @property
     def size(self) -> os.terminal_size:
@@ -103,25 +103,25 @@ class _Screen:
                 if stream is self._terminal or stream.isatty():
                     with suppress(AttributeError):  # some streams have no settable attributes
                         stream.write = partial(self._write_above, stream, stream.write)  # type: ignore[method-assign]
-                        self._watched.append(stream)  # reaches loggers that already hold it, too
+                        self._wrapped_streams.append(stream)  # reaches loggers that already hold it, too
             if lines is None:
                 self._blocks.pop(block, None)
             else:
                 self._blocks[block] = lines
             self._draw()
-            while self._watched and not self._blocks:
+            while self._wrapped_streams and not self._blocks:
                 with suppress(AttributeError):
-                    del self._watched.pop().write
+                    del self._wrapped_streams.pop().write
 
     def _draw(self) -> None:
         """Redraw all blocks; none are shown while the program's last line is unfinished."""
-        size, erased = self.size, self._erased()
+        size, erased = self.size, self._erase_text()
         lines = [line for lines in self._blocks.values() for line in lines]
         shown = [] if self._line_is_open else [str(disp_trim(line, size.columns - 1)) for line in lines]
         self._drawn = shown[: size.lines - 1]
         self._send(erased + "".join(f"{line}\n" for line in self._drawn))
 
-    def _erased(self) -> str:
+    def _erase_text(self) -> str:
         """Return the text that erases the shown lines, which a terminal made narrower has wrapped."""
         columns = self.size.columns
         rows = sum(max(1, math.ceil(disp_len(line) / columns)) for line in self._drawn)
@@ -138,7 +138,7 @@ class _Screen:
         if not text or os.getpid() != self._pid:  # a forked process does not know the current lines
             return write(text)
         with self._lock:
-            self._send(self._erased())
+            self._send(self._erase_text())
             written = write(text)
             stream.flush()
             self._line_is_open = not text.endswith("\n")
@@ -149,20 +149,20 @@ class _Screen:
 WINDOW_S = 1.0  # between two measurements
 REDRAWN_S = 0.2  # between two redraws
 WAIT_S = 1.0  # a wait for a batch this long redraws the state
-KEPT_S = 60.0  # the period of the shown rates
-KEPT_LEVELS = 60  # of the queue, one per second
+SHOWN_PERIOD_S = 60.0  # the period of the shown rates
+SHOWN_LEVELS = 60  # of the queue, one per second
 LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
 
 
 class _Lines(FittingBar, tqdm):  # type: ignore[type-arg]
-    """A bar on the screen, with lines below it, made of parts with ranks for :func:`fitted`."""
+    """A bar on the screen, with lines below it, made of parts with ranks for :func:`fit_parts`."""
 
     parts: Sequence[Sequence[tuple[float, str]]] = ()
 
     def display(self, *_: object) -> None:
         screen = _Screen.current()
         self.ncols = screen.size.columns - 1
-        lines = (fitted(parts, self.ncols - 2) for parts in self.parts)
+        lines = (fit_parts(parts, self.ncols - 2) for parts in self.parts)
         screen.put(self, [str(self), *(f"  {line}" for line in lines if line)])
 
     def close(self) -> None:
@@ -210,9 +210,9 @@ class LoaderBar(Iterator[Any], Closable):
         if not shown or not (in_notebook() or sys.stderr.isatty()):
             return
         self._loader: Any = loader
-        self._kept: deque[tuple[float, Any]] = deque([(perf_counter(), loader.stats())])  # (time, stats)
-        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between successive stats
-        self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
+        self._history: deque[tuple[float, Any]] = deque([(perf_counter(), loader.stats())])  # (time, stats)
+        self._rates: deque[float] = deque(maxlen=round(SHOWN_PERIOD_S))  # between successive stats
+        self._levels: deque[int] = deque(maxlen=SHOWN_LEVELS)
         self._waits_since: float | None = None
         self._lock, self._closed = threading.Lock(), threading.Event()
         can_move = not in_notebook() and os.environ.get("TERM", "dumb") != "dumb"  # out of its line
@@ -238,17 +238,17 @@ class LoaderBar(Iterator[Any], Closable):
         return batches if self._bar is None else self
 
     def __next__(self) -> Any:
-        self._wait(perf_counter())
+        self._set_wait(perf_counter())
         try:
             batch = next(self._batches)
         finally:
-            self._wait(None)
-        if perf_counter() >= self._kept[-1][0] + WINDOW_S:
+            self._set_wait(None)
+        if perf_counter() >= self._history[-1][0] + WINDOW_S:
             self._measure()
         self._bar.update()
         return batch
 
-    def _wait(self, since: float | None) -> None:
+    def _set_wait(self, since: float | None) -> None:
         """Begin the wait for a batch, or end it with None, once the thread is not drawing."""
         with self._lock:
             self._waits_since = since
@@ -262,11 +262,11 @@ class LoaderBar(Iterator[Any], Closable):
     def _measure(self) -> None:
         """Take the stats, and show what they say of the last minute."""
         now, stats = perf_counter(), self._loader.stats()
-        verdict = stats.since(self._kept[-1][1]).verdict
+        verdict = stats.since(self._history[-1][1]).verdict
         self._rates.append(verdict.rate if verdict else 0.0)
-        self._kept.append((now, stats))
-        while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
-            self._kept.popleft()
+        self._history.append((now, stats))
+        while len(self._history) > 2 and self._history[1][0] <= now - SHOWN_PERIOD_S:
+            self._history.popleft()
         parts = list(self._parts())
         if isinstance(self._bar, _Lines):
             self._bar.parts = parts
@@ -276,13 +276,12 @@ class LoaderBar(Iterator[Any], Closable):
         self._bar.refresh()
 
     def _parts(self) -> Iterator[list[tuple[float, str]]]:
-        """Yield the parts of each line below the bar, with ranks for :func:`fitted`."""
-        (began, first), (now, last) = self._kept[0], self._kept[-1]
-        known, seconds, has_blocks = last.since(first), now - began, not self._bar.ascii
+        """Yield the parts of each line below the bar, with ranks for :func:`fit_parts`."""
+        (began, first), (now, last) = self._history[0], self._history[-1]
+        known, seconds = last.since(first), now - began
         if verdict := known.verdict:
-            course = f" {curve(self._rates)}" if has_blocks and len(self._rates) > 1 else ""
-            rate = (0, f"{verdict.rate:,.0f} {verdict.unit}/s")
-            yield [rate, (3, f" over {seconds:.0f} s"), (2, course), (1, f", {verdict.limit} limits")]
+            rate, period = (0, f"{verdict.rate:,.0f} {verdict.unit}/s"), (3, f" over {seconds:.0f} s")
+            yield [rate, period, (2, self._course(self._rates)), (1, f", {verdict.limit} limits")]
         else:
             yield []
         yield [
@@ -293,20 +292,21 @@ class LoaderBar(Iterator[Any], Closable):
         engine = getattr(self._loader, "engine", None)
         if engine is not None and engine.slots:
             self._levels.append(engine.ready)
-            course = (
-                f" {curve(self._levels, most=engine.slots)}" if has_blocks and len(self._levels) > 1 else ""
-            )
             waiting = known.loads[-1].starved if known.loads else 0.0
+            course = self._course(self._levels, most=engine.slots)
             ready = (0, f"queue {self._levels[-1]} of {engine.slots} slots")
             yield [ready, (2, course), (1, f", the step waits {waiting:.0%}")]
         storage = getattr(known, "storage", None)
         if storage is not None and storage.shards.missing:
             shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
             begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
-            course = f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} " if has_blocks else ""
+            course = "" if self._bar.ascii else f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} "
             count = (0, f"{shards.begun} of {shards.total}")
             more = (1, f" shards begun, {shards.ahead} ahead")
             yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
+
+    def _course(self, values: Sequence[float], *, most: float | None = None) -> str:
+        return "" if self._bar.ascii or len(values) < 2 else f" {sparkline(values, most=most)}"
 
     def close(self) -> None:
         if self._thread:

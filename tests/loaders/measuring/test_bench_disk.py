@@ -26,14 +26,14 @@ from shardprep.formats.runtime.files import filesystem_type
 from shardprep.loaders.measuring.disk import (
     DIRECT,
     FADVISE,
-    ColdWay,
+    ColdMode,
     DiskProfile,
     Missing,
     OpenFiles,
     Pattern,
     Reading,
     Reads,
-    cold_way,
+    find_cold_mode,
     read,
 )
 from support.datasets import is_root, prep, prep_here
@@ -66,13 +66,13 @@ def files(tmp_path: Path, stack: ExitStack) -> OpenFiles:
 
 @pytest.mark.slow
 def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> None:
-    if cold_way(files, filesystem_type(tmp_path)).method != FADVISE:
+    if find_cold_mode(files, filesystem_type(tmp_path)).method != FADVISE:
         pytest.skip("the page cache of this file system cannot be emptied")
-    reading = Reading("", files, ColdWay(FADVISE), Pattern(65536))
+    reading = Reading("", files, ColdMode(FADVISE), Pattern(65536))
     with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[:: mmap.PAGESIZE]) > 0
         reading.round(1)
-        way = cold_way(files, filesystem_type(tmp_path))
+        way = find_cold_mode(files, filesystem_type(tmp_path))
     assert [rate is None for rate in reading.rates] == [True, False]  # cold, warm
     assert way.method in (DIRECT, None)
     assert "stayed in memory" in (way.reason or "")
@@ -84,10 +84,10 @@ def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> N
 def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
     with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[:: mmap.PAGESIZE]) > 0
-        if cold_way(files, "").method != DIRECT:
+        if find_cold_mode(files, "").method != DIRECT:
             pytest.skip("no O_DIRECT here")
     for pattern in (Pattern(65536), Pattern.of_records(5000, depth=3)):
-        reading = Reading("", files, ColdWay(DIRECT), pattern)
+        reading = Reading("", files, ColdMode(DIRECT), pattern)
         reading.round(1)
         cold, warm = reading.rates
         assert cold is not None

@@ -17,16 +17,16 @@ from shardprep.loaders.loader.ahead import StorageCounts
 from shardprep.loaders.loader.stats import STEP
 from shardprep.loaders.measuring import bench as loader_bench
 from shardprep.loaders.measuring.bench import (
-    AgainstDisk,
     CacheShares,
+    DiskComparison,
     LoaderBench,
     LoaderSpeed,
     MemoryUse,
     Sweep,
     bench,
+    judge_one_core,
+    judge_repetition,
     measure,
-    once_more,
-    one_core,
     probe,
 )
 from support.column_datasets import write_columns
@@ -206,7 +206,7 @@ def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> No
 def test_a_core_that_decodes_tells_whether_the_workers_do(
     stages: dict[str, float], rate: float, confirms: bool
 ) -> None:
-    found = one_core(speed_of(stages), rate)
+    found = judge_one_core(speed_of(stages), rate)
 
     assert found.confirms is confirms
     assert f"2 could make {2 * rate:,.0f}" in found.sentence
@@ -227,7 +227,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
     first, second = (speed_of(READING, cached=share) for share in (before, then))
     faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
 
-    assert says in once_more(first, faster).sentence
+    assert says in judge_repetition(first, faster).sentence
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
     ],
 )
 def test_a_disk_is_what_limits_only_where_reading_does(limit: str, cold: float | None, says: str) -> None:
-    found = AgainstDisk(245e6, cold, 4e9, limit)
+    found = DiskComparison(245e6, cold, 4e9, limit)
 
     assert says in found.sentence
     assert found.to_json()["sentence"] == found.sentence

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.loaders.measuring.progress_bar import curve, fitted
+from shardprep.loaders.measuring.progress_bar import fit_parts, sparkline
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 
@@ -117,15 +117,15 @@ def test_what_does_not_fit_gives_way_to_what_matters_more() -> None:
     stages = [(0.94, "  read 6%"), (0.19, "  decode 81%"), (0.9, "  augment 10%")]
     queue = [(0, "queue 9 of 9 slots"), (2, " ▁█"), (1, ", the step waits 25%")]
 
-    assert [fitted(stages, width) for width in (80, 24, 5)] == [
+    assert [fit_parts(stages, width) for width in (80, 24, 5)] == [
         "read 6%  decode 81%  augment 10%",
         "decode 81%  augment 10%",
         "",
     ]
-    assert [fitted(queue, width) for width in (80, 38, 20, 5)] == [
+    assert [fit_parts(queue, width) for width in (80, 38, 20, 5)] == [
         "queue 9 of 9 slots ▁█, the step waits 25%",
         "queue 9 of 9 slots, the step waits 25%",
         "queue 9 of 9 slots",
         "queue 9 of 9 slots",
     ]
-    assert curve([0.0, 0.0], 8) == "▁▁"
+    assert sparkline([0.0, 0.0], 8) == "▁▁"
