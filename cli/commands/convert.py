@@ -227,7 +227,9 @@ def conversion_output(done: Sequence[Converted | ConvertedTo], output: Path | st
         shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
         check = "is intact" if is_here else "the sizes are right"
         state = f" (was complete, and {check})" if split.already_complete else ""
-        contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=split.has_labels)
+        contents = _format_split(
+            manifest, manifest.records, len(manifest.labels), has_labels=split.has_labels
+        )
         lines.append(f"{place}: {contents} in {shards}{state}")
         lines += fields(
             {
@@ -272,7 +274,7 @@ def conversion_output(done: Sequence[Converted | ConvertedTo], output: Path | st
     return Output({"splits": splits}, lines)
 
 
-def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
+def _format_split(split: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
     parts = [records_of(records, has_images=split.has_images, has_labels=has_labels)]
     parts += [count_of(classes, "class")] * bool(classes)
     return ", ".join(parts + [format_size(split.image_bytes)] * split.has_images)
@@ -323,7 +325,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""
-        contents = _contents(split, split.images, split.classes, has_labels=split.has_labels)
+        contents = _format_split(split, split.images, split.classes, has_labels=split.has_labels)
         yield f"{split.path}: {contents} in {shards}{state}"
         bad = count_of(split.skipped, "bad image")
         sample = f"{split.checked:,} of {split.images:,} images, a sample; --check-images all reads all"

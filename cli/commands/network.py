@@ -68,7 +68,7 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
         state, result = _describe_copy(dataset, dataset.fetched, "fetched")
         splits.append({"path": str(dataset.path), "complete": dataset.complete} | result)
         if dataset.complete:
-            lines.append(f"{dataset.path}: {_contents(manifest)}, all intact: {state}")
+            lines.append(f"{dataset.path}: {_format_contents(manifest)}, all intact: {state}")
             lines += fields({"root": manifest.root})
         else:
             files = f"{len(dataset.fetched) + len(dataset.kept):,} of {count_of(len(manifest.files), 'file')}"
@@ -80,7 +80,7 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     return Output({"splits": splits}, lines)
 
 
-def _contents(manifest: Manifest) -> str:
+def _format_contents(manifest: Manifest) -> str:
     shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
     return f"{records_of(manifest.records, has_images=manifest.has_images, has_labels=True)} in {shards}"
 
@@ -164,7 +164,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
         state, result = _describe_copy(dataset, dataset.uploaded, "uploaded")
         splits.append({"already_complete": dataset.already_complete} | result)
         before = " (was complete)" if dataset.already_complete else ""
-        lines.append(f"{dataset.url}: {_contents(dataset.manifest)}, all intact: {state}{before}")
+        lines.append(f"{dataset.url}: {_format_contents(dataset.manifest)}, all intact: {state}{before}")
         lines += fields({"root": dataset.manifest.root})
     lines.append(next_step("fetch", url, "COPY"))
     return Output({"splits": splits}, lines)

@@ -241,7 +241,7 @@ WINDOW = 16  # unfinished items per thread, so that a slow item does not delay t
 class Task:
     """A call ``make(item)`` for a thread, which then puts the task into ``finished``.
 
-    The task has the only reference to the item and, later, to the outcome.
+    The task has the only reference to the item and, later, to the result.
     """
 
     def __init__(self, make: Callable[[Any], Any], item: Any, finished: Tasks) -> None:
@@ -262,7 +262,7 @@ class Task:
         self.finished.put(self)
         return succeeded
 
-    def outcome(self) -> Any:
+    def result(self) -> Any:
         """Return the call's result, or raise its exception. Callable once."""
         if self._errors:
             raise self._errors.pop()  # popped, because the traceback refers to this frame's variables
@@ -273,27 +273,27 @@ Tasks = SimpleQueue[Task]
 EndableTasks = SimpleQueue[Task | None]  # None ends the threads
 
 
-def run_all(tasks: EndableTasks) -> None:
+def run_tasks(tasks: EndableTasks) -> None:
     for task in iter(tasks.get, None):
         task.run()
     tasks.put(None)  # for the next thread
 
 
 class Threads(Owner):
-    """``count`` threads of a pass that ``serve`` its ``tasks``, by default with :func:`run_all`.
+    """``count`` threads of a pass that ``serve`` its ``tasks``, by default with :func:`run_tasks`.
 
     ``close`` drops pending tasks, and waits at most PASS_END_TIMEOUT_S for the threads: garbage collection
     may call it while this thread holds a lock that one of them waits for. ``serve`` must not refer to this
     object, so that a dropped pass can be collected.
     """
 
-    def __init__(self, count: int, name: str, serve: Callable[[EndableTasks], None] = run_all) -> None:
+    def __init__(self, count: int, name: str, serve: Callable[[EndableTasks], None] = run_tasks) -> None:
         self.tasks = EndableTasks()
         threads = [
             threading.Thread(target=serve, args=(self.tasks,), name=f"shardprep-{name}-{number}", daemon=True)
             for number in range(count)
         ]
-        self.close = weakref.finalize(self, _end, self.tasks, threads)
+        self.close = weakref.finalize(self, _end_threads, self.tasks, threads)
         for thread in threads:
             thread.start()
 
@@ -302,7 +302,7 @@ class Threads(Owner):
         return finished.get()
 
 
-def _end(tasks: EndableTasks, threads: Sequence[threading.Thread]) -> None:
+def _end_threads(tasks: EndableTasks, threads: Sequence[threading.Thread]) -> None:
     try:
         with suppress(Empty):
             while True:
@@ -339,14 +339,14 @@ class ThreadMap(Map):
             threads.tasks.put(task)
             return task.finished
 
-        def outcome(finished: Tasks) -> Any:
+        def collect(finished: Tasks) -> Any:
             task = wait(finished)
             times.count(self.label, task.seconds)
-            return task.outcome()
+            return task.result()
 
         try:
             queues = _draw_ahead(map(begin, items, places), WINDOW * self.threads)
-            yield from self.filter_results(map(outcome, queues))
+            yield from self.filter_results(map(collect, queues))
         finally:
             threads.close()
             end(items)
@@ -401,4 +401,4 @@ class Prefetch(PickableStep):
             while True:
                 task = wait(finished)
                 thread.tasks.put(Task(next, items, finished))
-                yield task.outcome()
+                yield task.result()

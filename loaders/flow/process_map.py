@@ -169,7 +169,7 @@ class PackedError:
     packed: bytes
 
 
-def outcome_of(result: Any) -> object:
+def pack_result(result: Any) -> object:
     """Return the outcome of a row for its result. Raises UsageError if the result cannot be sent."""
     if type(result) is bytes or (type(result) is np.ndarray and not result.dtype.hasobject):
         return result
@@ -240,11 +240,11 @@ class MapWork:
                 value = item_of(key) if item_of else key
                 fetched = perf_counter()
                 if self.function is None:
-                    outcome = value if value is END_OF_PASS else outcome_of(value)
+                    outcome = value if value is END_OF_PASS else pack_result(value)
                 else:
                     rng = (random(number_of_pass, number),) if random else ()
                     rows = [array[row, ...] for array in declared]
-                    outcome = self._outcome(self.function(value, *rng), rows, writer, place)
+                    outcome = self._finish_row(self.function(value, *rng), rows, writer, place)
             except BaseException as error:  # SystemExit, too: reported after the results before it
                 outcome = PickledValue.of(PackedError(pack_error(error)))
             receiving, fetching = receiving + got - began, fetching + fetched - got
@@ -252,7 +252,7 @@ class MapWork:
             yield outcome
         clock[:] += receiving, fetching, mapping
 
-    def _outcome(self, result: Any, rows: list[Any], writer: RowWriter, place: int) -> object:
+    def _finish_row(self, result: Any, rows: list[Any], writer: RowWriter, place: int) -> object:
         """Return the outcome for a result, after writing the result to its row if its form is known."""
         if result is None:
             if self.drop_none:
@@ -261,7 +261,7 @@ class MapWork:
         if self.outputs is not None:
             write_rows(result, rows, "the function")
             return None
-        return None if writer.write(result, place) else outcome_of(result)
+        return None if writer.write(result, place) else pack_result(result)
 
 
 SLOT_ROWS = 64  # minimum items per slot: about a millisecond of the cheapest work
@@ -412,7 +412,7 @@ class PassFetch:
     def open(self) -> Iterator[Callable[[tuple[int, int, int]], Any]]:
         due, items = (-1, -1, -1), iter(())
 
-        def item(key: tuple[int, int, int]) -> Any:
+        def fetch_item(key: tuple[int, int, int]) -> Any:
             """Return an item. An exception ends the generator, so nothing runs twice."""
             nonlocal due, items
             pass_number, run, number = key
@@ -425,7 +425,7 @@ class PassFetch:
 
         with closing(PassResources()) as resources:
             try:
-                yield item
+                yield fetch_item
             finally:
                 end(items)
 

@@ -432,7 +432,7 @@ GRAIN, QUALITY = 7, 96
 ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 
 
-def fake_files(seed: int) -> list[memoryview]:
+def make_fake_files(seed: int) -> list[memoryview]:
     """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
     from shardprep.formats.sources.sample import Album  # start-up time
 
@@ -490,7 +490,7 @@ class MadeUp:
         rng = np.random.default_rng(self.seed)
         labels = rng.integers(0, self.classes, 2 * self.batch_size)
         if self.encoded:
-            return labels, fake_files(self.seed)
+            return labels, make_fake_files(self.seed)
         noise = allocate_aligned(2 * self.batch_size * 3 * math.prod(self.size))
         noise[:] = np.frombuffer(rng.bytes(noise.size), np.uint8)
         noise.flags.writeable = False

@@ -243,10 +243,10 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:
     """Return empty tensors of these dtypes, for an element without a batch."""
-    return list(map(_empty, specs))
+    return list(map(_empty_tensor, specs))
 
 
-def _empty(spec: Any) -> Any:
+def _empty_tensor(spec: Any) -> Any:
     fill = b"" if spec.dtype == tf.string else 0  # tf.zeros knows fewer dtypes
     return tf.constant(np.full([0] * (spec.shape.rank or 0), fill, spec.dtype.as_numpy_dtype))
 

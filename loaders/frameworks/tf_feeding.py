@@ -143,7 +143,7 @@ class Feeder(Owner):
                 self.occupancy.count_step(waited=waited)
                 current.state = current.states.popleft() if current.states else None
                 return leaves
-            self._finish()
+            self._finish_pass()
             if status == Status.ERROR:  # not kept, because its traceback would keep this input alive
                 raise self._failures.pop().take_error() or RuntimeError
             return None
@@ -172,7 +172,7 @@ class Feeder(Owner):
         """Raise StopIteration or InputFailed in a graph that has taken END or ERROR."""
         with self._changed:
             failure = self._failures[-1] if status == Status.ERROR else None
-            self._finish()
+            self._finish_pass()
         if failure:
             raise failure.to_input_failed()
         raise StopIteration  # TensorFlow turns it into OutOfRangeError
@@ -241,7 +241,7 @@ class Feeder(Owner):
         self._pass = _Pass()
         self._changed.notify_all()
 
-    def _finish(self) -> None:
+    def _finish_pass(self) -> None:
         """Record that the consumer has seen the end of the pass."""
         self._pass.is_over, self._pass.is_untouched = True, False
         self.occupancy.count_epoch()
@@ -277,7 +277,7 @@ class Feeder(Owner):
                     return
                 current = self._pass
             try:
-                status = self._run(current)
+                status = self._feed(current)
                 if not current.is_left:
                     self.sink.put(status, [])
             except SinkClosed:
@@ -290,7 +290,7 @@ class Feeder(Owner):
                     self._request_pass()
                 self._changed.notify_all()
 
-    def _run(self, current: _Pass) -> Status:
+    def _feed(self, current: _Pass) -> Status:
         """Put the batches of a pass into the sink; return the status of its end."""
         try:
             with ending(self.passes.begin()) as batches:

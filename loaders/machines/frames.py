@@ -14,7 +14,7 @@ from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
-from shardprep.loaders.machines.ledger import MAX_LEASE, Shares, Steps
+from shardprep.loaders.machines.ledger import MAX_LEASE, ShareLedger, Steps
 from shardprep.loaders.machines.link import Link, OpenParts, ServedSource, process_name
 from shardprep.loaders.machines.reception import Receiver
 from shardprep.loaders.machines.socket import endpoints_of
@@ -70,7 +70,7 @@ class FrameReceiver(Receiver):
         high_water_mark = check_int(high_water_mark, "high_water_mark", least=1)
         if not bind and (senders > 1 or len(endpoints) > 1):
             raise UsageError("bind=False is for one sender and one endpoint")
-        self._shares: Shares[LoadedStep] = Shares(senders=senders, ahead=high_water_mark)
+        self._shares: ShareLedger[LoadedStep] = ShareLedger(senders=senders, ahead=high_water_mark)
         super().__init__(endpoints, self._shares, bind=bind, limit_bytes=limit_bytes)
 
     @property

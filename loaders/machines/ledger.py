@@ -90,7 +90,7 @@ class Steps(Generic[T]):
         self._parts = [Part(start + (part - start) % parts) for part in range(parts)]
         self._pass_over_taken()
 
-    def in_parts(self, parts: int) -> Steps[T]:
+    def divide(self, parts: int) -> Steps[T]:
         """Return the steps still to be taken, divided into ``parts`` parts and unassigned."""
         if parts == len(self._parts):
             return self
@@ -138,16 +138,16 @@ class Steps(Generic[T]):
         for step in filter(self.is_missing, steps):
             heapq.heappush(self._parts[step % len(self._parts)].to_reassign, step)
 
-    def release(self, peer: bytes, *, one: bool = False) -> None:
-        """Give up the peer's ownership of its parts, or of ``one`` if it has several with steps to assign.
+    def release(self, peer: bytes, *, only_one: bool = False) -> None:
+        """Give up the peer's ownership of its parts, or of ``only_one`` of several that have steps to assign.
 
         A part that has ended is given up, too: another peer's steps of it may be assigned again.
         """
         own = [part for part in self._parts if part.owner == peer]
-        for part in self._open_parts(peer)[1:2] if one else own:
+        for part in self._open_parts(peer)[1:2] if only_one else own:
             part.owner = None
 
-    def arrive(self, step: int, item: T) -> bool:
+    def add(self, step: int, item: T) -> bool:
         """Add an arrived step; return whether it was missing."""
         if not self.is_missing(step):
             return False
@@ -279,11 +279,11 @@ class Ledger(Generic[T]):
         """What this waits for besides batches, "" if nothing."""
         return "" if self._windows else "no sender is connected; waiting for one"
 
-    def join(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
+    def add_peer(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
         """Add a peer that takes at most ``wants`` steps at a time."""
         self._windows[peer] = SenderWindow(max(1, min(wants, self._ahead)), now)
 
-    def leave(self, peer: bytes, reason: str = "") -> None:
+    def remove_peer(self, peer: bytes, reason: str = "") -> None:
         """Remove a peer, and lease its steps again."""
         if window := self._windows.pop(peer, None):
             self._return_steps(peer, window)
@@ -309,26 +309,26 @@ class Ledger(Generic[T]):
                     self._windows.move_to_end(peer)
                 yield peer, lease
 
-    def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
+    def accept(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
         """Add an arrived step; return whether it was missing: others count as ``repeated`` or ``stale``."""
         window = self._windows[peer]
         window.is_suspended, window.has_begun = False, True
         if not self._was_leased(pass_number, step):
             self.stale += 1
             return False
-        is_fresh = self.steps.arrive(step, item)
+        is_fresh = self.steps.add(step, item)
         self.repeated += not is_fresh
         self._failures.pop(step, None)
         window.last_arrival = now
         self._mark_sent(peer, until=(lease_id, step))
         return is_fresh
 
-    def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
+    def record_idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
         """Record that a peer has sent all it can of its leases up to this one. An old later one is lost."""
         is_lost = now - self._windows[peer].last_arrival > self._lease_seconds
         self._mark_sent(peer, until=(sys.maxsize if is_lost else lease_id, sys.maxsize))
 
-    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
+    def record_end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
         """Record a peer's report that the pass, or the part of step ``total``, ends before that step.
 
         Return whether the peer is done. Raises FrameDamaged.
@@ -341,11 +341,11 @@ class Ledger(Generic[T]):
             window.steps = deque(pair for pair in window.steps if self.steps.is_missing(pair[1]))
         return False
 
-    def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+    def record_failure(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
         """Record that a peer failed at a step, and remove the peer."""
         if self._was_leased(pass_number, step) and self.steps.is_missing(step):
             self._failures.setdefault(step, []).append(text)
-        self.leave(peer)
+        self.remove_peer(peer)
 
     @property
     def failure(self) -> SenderFailed | None:
@@ -394,7 +394,7 @@ class Ledger(Generic[T]):
                         window.size = 1
                     if is_new or (window.has_begun and window.size == 1):
                         self._suspend(peer, window)
-                    self.steps.release(peer, one=True)
+                    self.steps.release(peer, only_one=True)
                     window.shrink()
                 return
 
@@ -436,7 +436,7 @@ class Share:
     arrived: int = 0
 
 
-class Shares(Ledger[T]):
+class ShareLedger(Ledger[T]):
     """Leases to each of ``senders`` peers the batches of its own, which no other peer can make.
 
     At most ``ahead`` of each are leased, the next ones once a sixteenth of that is free. Each name takes part
@@ -466,10 +466,10 @@ class Shares(Ledger[T]):
             return ""
         return f"{joined} of {self._senders} senders have joined this epoch (each name counts once); waiting for more"
 
-    def join(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
+    def add_peer(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
         self._names[peer] = name
 
-    def leave(self, peer: bytes, reason: str = "") -> None:
+    def remove_peer(self, peer: bytes, reason: str = "") -> None:
         """Remove a peer. The pass fails if the peer gives a reason, or if a batch of it has arrived."""
         self._names.pop(peer, None)
         if (share := self.open.pop(peer, None)) is None or share.name in self._ended:
@@ -494,7 +494,7 @@ class Shares(Ledger[T]):
                 self._next_id += 1
                 share.leased = stop
 
-    def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
+    def accept(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
         share = self._share_of(peer, pass_number)
         if not share.arrived <= step < share.leased:
             raise FrameDamaged("a batch was not leased, or arrived twice")
@@ -502,12 +502,12 @@ class Shares(Ledger[T]):
             return False
         share.arrived += 1
         self._arrived += 1
-        return self.steps.arrive(self._arrived - 1, item)
+        return self.steps.add(self._arrived - 1, item)
 
-    def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
+    def record_idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
         """Do nothing: a batch that was lost is noticed when the next one, or the end, arrives."""
 
-    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
+    def record_end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
         share = self._share_of(peer, pass_number)
         if not self._is_complete(share, total):
             return False
@@ -516,8 +516,8 @@ class Shares(Ledger[T]):
             self.steps.end_at(self._arrived)
         return True
 
-    def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
-        self.leave(peer, text)
+    def record_failure(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+        self.remove_peer(peer, text)
 
     @property
     def failure(self) -> SenderFailed | None:

@@ -321,7 +321,7 @@ class Reception:
         self._limit_steps()
         welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self.limit)
         self.socket.send(welcome, peer=message.peer)
-        self.ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
+        self.ledger.add_peer(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
         self.senders[message.peer] = Sender(hello, message.user)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
@@ -335,7 +335,7 @@ class Reception:
     def _limit_steps(self) -> None:
         if terms := self.terms:
             self.ledger.in_any_order = terms.picks
-            self.ledger.steps = self.steps.in_parts(terms.parts)
+            self.ledger.steps = self.steps.divide(terms.parts)
             if self.steps.total is None and terms.steps != wire.UNKNOWN:
                 self.steps.total = terms.steps
 
@@ -344,15 +344,15 @@ class Reception:
         if head.kind == FrameKind.DATA:
             self._handle_delivery(message, sender, head)
         elif head.kind == FrameKind.CREDIT:
-            self.ledger.idle(address, head.number, now=self._waited)
+            self.ledger.record_idle(address, head.number, now=self._waited)
         elif head.kind == FrameKind.STOP:
             self._forget(address, wire.read_text({"text": ""} | head.description, "text"))
         elif head.kind == FrameKind.END:
-            if self.ledger.end(address, *self._check_session(wire.read_step(head))):
+            if self.ledger.record_end(address, *self._check_session(wire.read_step(head))):
                 self.dismiss(address)
         elif head.kind == FrameKind.ERROR:
             ref, text = wire.read_step(head), wire.read_text(head.description, "text")
-            self.ledger.fail(address, *self._check_session(ref), text)
+            self.ledger.record_failure(address, *self._check_session(ref), text)
             failure = make_error(SenderFailed, f"sender {sender.hello.name} failed", text)
             log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
@@ -371,7 +371,7 @@ class Reception:
         else:  # the batch alone, as a connection takes part in one pass
             batch = unpack_batch(head, parts, limit_bytes=self.limit, memory=self._memory)
             ids, step = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NO_RECORDS)
-        if self.ledger.arrive(message.peer, *ids, step, now=self._waited):
+        if self.ledger.accept(message.peer, *ids, step, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))
             sender.last_batch, self._last_batch = monotonic(), self._waited
@@ -421,7 +421,7 @@ class Reception:
         self._dropped.append(address)
 
     def _forget(self, address: bytes, reason: str = "") -> None:
-        self.ledger.leave(address, reason)
+        self.ledger.remove_peer(address, reason)
         self.senders.pop(address, None)
 
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:

@@ -20,7 +20,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.machines import reception
 from shardprep.loaders.machines.codec import MAX_DEPTH, FrameKind, pack_batch, pack_note, read_head
-from shardprep.loaders.machines.ledger import Shares, StepRef
+from shardprep.loaders.machines.ledger import ShareLedger, StepRef
 from shardprep.loaders.machines.wire import UNSHARED, VERSION, Hello, pack_step
 from support.remote_ends import ANY_PORT, TIMEOUT_S, python
 from support.scripts import line_of
@@ -149,7 +149,7 @@ def test_two_senders_share_epochs_also_after_ctrl_c_at_the_end_of_one(
         sender(receiver.endpoint, first=0, count=10, epochs=9),
         sender(receiver.endpoint, first=10, count=5, epochs=9),
     ):
-        interrupt(monkeypatch, Shares, "end")
+        interrupt(monkeypatch, ShareLedger, "record_end")
         with pytest.raises(KeyboardInterrupt):
             list(receiver)
         for _ in range(2):

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shardprep.loaders.machines.codec import FrameDamaged
-from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, Shares, StepLease, Steps
+from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, ShareLedger, StepLease, Steps
 
 A, B, C = b"a", b"b", b"c"
 LEASE_SECONDS = 10.0
@@ -71,12 +71,12 @@ class Peers(RuleBasedStateMachine):
     def join(self, peer: bytes) -> None:
         if peer not in self.queues:
             self.queues[peer], self.last[peer] = deque(), 0
-            self.ledger.join(peer, wants=self.ahead, now=self.now)
+            self.ledger.add_peer(peer, wants=self.ahead, now=self.now)
 
     @rule(peer=peers)
     def leave(self, peer: bytes) -> None:
         if self.queues.pop(peer, None) is not None:
-            self.ledger.leave(peer)
+            self.ledger.remove_peer(peer)
 
     @rule()
     def grant(self) -> None:
@@ -100,7 +100,7 @@ class Peers(RuleBasedStateMachine):
         if self.parts == 1:
             self._refuse_end(peer, lease, self.ledger.steps.due - 1)
         if number < self.lengths[part]:
-            self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now)
+            self.ledger.accept(peer, lease.id, 7, step, step, now=self.now)
             assert self.ledger.stale == self.old
             assert all(self.ledger.steps.is_missing(held) for _, held in self.ledger._windows[peer].steps)
             self.sent.append((peer, lease, step))
@@ -108,14 +108,14 @@ class Peers(RuleBasedStateMachine):
                 self._refuse_end(peer, lease, step)
         else:
             end = self.lengths[part] * self.parts + part
-            self.ledger.end(peer, lease.id, 7, end)
+            self.ledger.record_end(peer, lease.id, 7, end)
             self._refuse_end(peer, lease, end + self.parts)
             self._refuse_end(peer, lease, end - self.parts)
 
     def _refuse_end(self, peer: bytes, lease: StepLease, end: int) -> None:
         if 0 <= end < self.ledger._end:
             with pytest.raises(FrameDamaged):
-                self.ledger.end(peer, lease.id, 7, end)
+                self.ledger.record_end(peer, lease.id, 7, end)
 
     @rule(peer=peers)
     def lose_one_on_the_way(self, peer: bytes) -> None:
@@ -130,14 +130,14 @@ class Peers(RuleBasedStateMachine):
             peer, lease, step = self.sent[place % len(self.sent)]
             if peer in self.queues:
                 before = self.ledger.repeated
-                assert not self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now)
+                assert not self.ledger.accept(peer, lease.id, 7, step, step, now=self.now)
                 assert self.ledger.repeated == before + 1
 
     @rule(peer=peers, beyond=st.integers(0, 30))
     def forge(self, peer: bytes, beyond: int) -> None:
         if peer in self.queues:
             for pass_number, step in ((7, self.ledger._end + beyond), (8, 0), (6, 0)):
-                assert not self.ledger.arrive(peer, 1, pass_number, step, -1, now=self.now)
+                assert not self.ledger.accept(peer, 1, pass_number, step, -1, now=self.now)
             self.old += 3
             assert self.ledger.stale == self.old
 
@@ -149,7 +149,7 @@ class Peers(RuleBasedStateMachine):
     @rule(peer=peers)
     def say_idle(self, peer: bytes) -> None:
         if peer in self.queues and not self.queues[peer]:
-            self.ledger.idle(peer, self.last[peer], now=self.now)
+            self.ledger.record_idle(peer, self.last[peer], now=self.now)
 
     @rule()
     def take(self) -> None:
@@ -191,10 +191,10 @@ TestPeers.settings = settings(deadline=None, max_examples=200, stateful_step_cou
 def test_a_lease_that_never_reached_its_peer_is_given_again_although_the_peer_answers() -> None:
     ledger: Ledger[int] = Ledger(ahead=2, lease_seconds=LEASE_SECONDS)
     ledger.begin(0, Steps(total=2))
-    ledger.join(A, wants=2, now=0)
+    ledger.add_peer(A, wants=2, now=0)
     for now in (0.0, 0.6 * LEASE_SECONDS, 1.2 * LEASE_SECONDS):
         assert [lease.start for _, lease in ledger.grant(now)] == [0] * (now == 0)
-        ledger.idle(A, 0, now=now)
+        ledger.record_idle(A, 0, now=now)
     assert [lease.start for _, lease in ledger.grant(now)] == [0]
 
 
@@ -202,25 +202,25 @@ def test_the_steps_of_a_part_are_leased_again_after_its_owner_ended_it_and_left(
     ledger: Ledger[int] = Ledger(ahead=2, lease_seconds=LEASE_SECONDS)
     ledger.begin(7, Steps(total=None, parts=2))
     for peer in (A, B):  # A gets steps 0 and 1, then B the part of step 1
-        ledger.join(peer, wants=2, now=0)
+        ledger.add_peer(peer, wants=2, now=0)
         steps = [lease.start for _, lease in ledger.grant(0)]
-    ledger.end(B, 3, 7, *steps)
-    ledger.leave(B)
-    ledger.leave(A)
-    ledger.join(C, wants=2, now=0)
+    ledger.record_end(B, 3, 7, *steps)
+    ledger.remove_peer(B)
+    ledger.remove_peer(A)
+    ledger.add_peer(C, wants=2, now=0)
     assert [lease.start for _, lease in ledger.grant(0)] == [0, 1]
 
 
 def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_failed() -> None:
-    shares: Shares[int] = Shares(senders=1, ahead=32)
-    shares.join(A, wants=1, now=0, name="a")
-    shares.join(B, wants=1, now=0, name="b")
+    shares: ShareLedger[int] = ShareLedger(senders=1, ahead=32)
+    shares.add_peer(A, wants=1, now=0, name="a")
+    shares.add_peer(B, wants=1, now=0, name="b")
     shares.begin(0, Steps(total=None))
     granted = [[lease.stop for _, lease in shares.grant(0)]]
     for step in range(3):
-        shares.arrive(A, 0, 0, step, step, now=0)
+        shares.accept(A, 0, 0, step, step, now=0)
         granted.append([lease.stop for _, lease in shares.grant(0)])
-    shares.fail(A, 0, 0, 3, "boom")
+    shares.record_failure(A, 0, 0, 3, "boom")
 
     assert granted == [[32], [], [34], []]
     assert not [*shares.grant(0), *shares.open]  # B waits for the next pass

@@ -26,7 +26,7 @@ class Simulated:
         self._events: list[tuple[float, bytes]] = []
         self._now = 0.0
         for peer in self.seconds:
-            self._ledger.join(peer, wants=AHEAD, now=0.0)
+            self._ledger.add_peer(peer, wants=AHEAD, now=0.0)
 
     def run(self, step: float = 0.0) -> float:
         """Return how long a consumer that needs ``step`` seconds for each step takes for all."""
@@ -46,7 +46,7 @@ class Simulated:
 
     def _make(self, peer: bytes) -> None:
         lease, step = self._queues[peer].pop(0)
-        self._ledger.arrive(peer, lease, 0, step, step, now=self._now)
+        self._ledger.accept(peer, lease, 0, step, step, now=self._now)
         self.made[peer] += 1
         if self._queues[peer]:
             self._begin(peer)
