@@ -390,9 +390,9 @@ class Dispatcher:
     def _give_leases(self) -> None:
         """Give each ready worker a lease, and a second one only once all workers are ready."""
         all_ready = all(worker.ready for worker in self._workers.values())
-        for held in range(LEASES_PER_WORKER if all_ready else 1):
+        for count in range(LEASES_PER_WORKER if all_ready else 1):
             for worker in self._workers.values():
-                if worker.ready and self._leases.held_count(worker.index) == held:
+                if worker.ready and self._leases.held_count(worker.index) == count:
                     self._lease_to(worker)
 
     def _lease_to(self, worker: Worker) -> None:

@@ -112,7 +112,7 @@ class Leases:
 
     def _free_slots(self) -> list[int]:
         """The slots that no batch occupies and to which no worker writes for an abandoned batch."""
-        written = {lease.slot for held in self._held for lease in held.values()}
+        written = {lease.slot for leases in self._held for lease in leases.values()}
         return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
     def open(

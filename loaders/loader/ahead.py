@@ -113,8 +113,8 @@ class ReadAhead(Owner):
         if self._chosen is None:
             return True
         first, last = np.rint((np.array([start, start + length]) - self._bases[shard]) / self._slopes[shard])
-        found = np.diff(np.searchsorted(self._chosen, [first, max(last, first + 1)]))
-        return bool(2 * found >= last - first)
+        chosen = np.diff(np.searchsorted(self._chosen, [first, max(last, first + 1)]))
+        return bool(2 * chosen >= last - first)
 
     def _request(self, path: Path, offset: int, length: int) -> None:
         """Request a chunk; if MAX_PENDING_CHUNKS are pending, first wait for the oldest of this file."""
@@ -306,10 +306,10 @@ class EpochFeed(Owner):
                 self._in_flight.append(last)
         if not last:
             arrived: list[FileHold] = []
-            while (held := arrived.pop() if arrived else self._shards.hold_cached(shards)) is None:
+            while (hold := arrived.pop() if arrived else self._shards.hold_cached(shards)) is None:
                 yield lambda: arrived.append(self._shards.hold(shards, is_first=not self._has_begun))
             with self._lock:
-                self._in_flight.append((shards, held))
+                self._in_flight.append((shards, hold))
             self._has_begun = True
         yield replace(request, on_filled=partial(self._release_step, step))
 
@@ -325,9 +325,9 @@ class EpochFeed(Owner):
         with self._lock:
             if not self._in_flight:
                 return False
-            _, held = self._in_flight.popleft()
-            if not self._in_flight or self._in_flight[0][1] is not held:
-                held.release()
+            _, hold = self._in_flight.popleft()
+            if not self._in_flight or self._in_flight[0][1] is not hold:
+                hold.release()
             return True
 
     def close(self) -> None:

@@ -42,8 +42,8 @@ def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) ->
     else:
         kind, parts = _parts(value)
     inner = (*above, id(value))
-    found = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
-    return _hash_parts(kind, found)
+    digests = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
+    return _hash_parts(kind, digests)
 
 
 class _Literal(bytes):
@@ -51,11 +51,11 @@ class _Literal(bytes):
 
 
 def _hash_parts(kind: str, parts: Iterable[bytes]) -> bytes:
-    found = hashlib.blake2b(kind.encode(), digest_size=DIGEST_BYTES)
+    digest = hashlib.blake2b(kind.encode(), digest_size=DIGEST_BYTES)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.digest()
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
 
 
 def _parts(value: Any) -> tuple[str, Iterable[object]]:

@@ -82,13 +82,13 @@ class RunOrder(NamedTuple):
 
         Bad records count as delivered. Takes 0.1 s per rank and million records.
         """
-        numbers, found = np.array([*wanted], np.int64), []
+        numbers, deliveries = np.array([*wanted], np.int64), []
         for rank in range(self.plan.world_size):
             own = self._replace(plan=replace(self.plan, rank=rank))
             for step, records in enumerate(islice(own.steps(epoch, start), steps.stop)):
-                there = records[np.isin(records, numbers)] if step in steps else NO_RECORDS
-                found += [(step, rank, number) for number in there.tolist()]
-        return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(found)]
+                present = records[np.isin(records, numbers)] if step in steps else NO_RECORDS
+                deliveries += [(step, rank, number) for number in present.tolist()]
+        return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(deliveries)]
 
     def _plan_of(self, epoch: int) -> EpochPlan:
         return replace(self.plan, passed=self.passed.get(epoch, ()))
@@ -302,7 +302,7 @@ class Replayed:
     def first_difference(self, other: Replayed) -> int | None:
         """Return the first row whose values differ from the other step's; None if all are equal."""
         pairs = zip_longest(self.digests(), other.digests())
-        return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
+        return next((row for row, (a, b) in enumerate(pairs) if a != b), None)
 
     def __len__(self) -> int:
         return len(self.delivered)
@@ -317,20 +317,20 @@ class Replayed:
 
 def _digest(value: Any) -> str:
     """Return the digest of arrays, bytes, JSON values and other objects, and of lists and dicts of them."""
-    found = blake2b(digest_size=DIGEST_BYTES)
+    digest = blake2b(digest_size=DIGEST_BYTES)
     if isinstance(value, dict):
         return _digest([part for item in value.items() for part in item])
     if isinstance(value, list | tuple):
-        found.update("".join(map(_digest, value)).encode())
+        digest.update("".join(map(_digest, value)).encode())
     elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        found.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
+        digest.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
     elif isinstance(value, bytes | memoryview):
-        found.update(value)
+        digest.update(value)
     elif isinstance(value, str | float | int | None):
-        found.update(repr(value).encode())
+        digest.update(repr(value).encode())
     else:
-        found.update(digest_of(value).encode())
-    return found.hexdigest()
+        digest.update(digest_of(value).encode())
+    return digest.hexdigest()
 
 
 Picture = npt.NDArray[np.uint8]
@@ -354,9 +354,9 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
         first = first[IMAGE]
     if not isinstance(transform, Views):
         return [_picture(image, transform) for image in first]
-    one, shape = transform.view_transforms[0], transform.outputs[0].shape
+    view_transform, shape = transform.view_transforms[0], transform.outputs[0].shape
     views = (values.reshape(-1, *(shape if values.ndim == 3 else shape[1:])) for values in first)
-    return [np.hstack([_picture(view, one) for view in each]) for each in views]
+    return [np.hstack([_picture(view, view_transform) for view in each]) for each in views]
 
 
 def _picture(image: Any, transform: Transform | None) -> Picture:
@@ -490,8 +490,8 @@ def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) ->
 def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:
     """Write text, shortened in its middle to ``width`` pixels."""
     ascii_text = text.encode("ascii", "replace").decode()
-    shown, kept = ascii_text, len(ascii_text)
-    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, SCALE, 1)[0][0] > width and kept > 2:
-        kept -= 1
-        shown = f"{ascii_text[: kept // 3]}..{ascii_text[len(ascii_text) - (kept - kept // 3) :]}"
+    shown, length = ascii_text, len(ascii_text)
+    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, SCALE, 1)[0][0] > width and length > 2:
+        length -= 1
+        shown = f"{ascii_text[: length // 3]}..{ascii_text[len(ascii_text) - (length - length // 3) :]}"
     cv2.putText(sheet, shown, (x, y), cv2.FONT_HERSHEY_SIMPLEX, SCALE, tuple(colour), 1, cv2.LINE_AA)

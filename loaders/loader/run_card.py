@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, zip_longest
 from types import CodeType
@@ -254,30 +254,30 @@ DECIDING_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def differences(one: RunCard, other: RunCard) -> Differences:
-    """Return all settings in which the runs differ, including versions of programs."""
-    names = dict.fromkeys([*chain.from_iterable(DECIDING_SETTINGS.values()), "on_bad_record"])
+def differences(one: RunCard, other: RunCard, *, names: Iterable[str] = ()) -> Differences:
+    """Return the settings in which the runs differ: of these ``names``, or all, also versions of programs."""
+    names = names or dict.fromkeys([*chain.from_iterable(DECIDING_SETTINGS.values()), "on_bad_record"])
     return {name: texts for name in names if (texts := _setting_texts(name, one, other))}
 
 
 def deciding_differences(kind: str, one: RunCard, other: RunCard) -> Differences:
     """Return the differing settings that determine this kind; the seed only if something is random."""
-    found = {name: texts for name in DECIDING_SETTINGS[kind] if (texts := _setting_texts(name, one, other))}
+    settings = differences(one, other, names=DECIDING_SETTINGS[kind])
     is_random = any(
         card.shuffle if kind == "order" else card.transform and card.transform.is_random
         for card in (one, other)
     )
     if not is_random:
-        found.pop("seed", None)
-    return found
+        settings.pop("seed", None)
+    return settings
 
 
 def _setting_texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
     """Return both values of a setting, or None if they are equal."""
     if name == "transform":
         return compare_transforms(one.transform, other.transform)
-    found = [card.without_numbers().to_json().get(name) for card in (one, other)]
-    first, second = (each if isinstance(each, str) else json.dumps(each, sort_keys=True) for each in found)
+    values = [card.without_numbers().to_json().get(name) for card in (one, other)]
+    first, second = (each if isinstance(each, str) else json.dumps(each, sort_keys=True) for each in values)
     return None if first == second else (first, second)
 
 
@@ -316,12 +316,12 @@ def check_transforms(there: object, here: Sequence[dict[str, Any] | None], trans
     if transform == "changed":
         return
     try:
-        found = [_transform_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
+        changes = [_transform_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
             f"the state's transform does not exist in this version ({error}); {TRANSFORM_ADVICE}"
         ) from error
-    for one, other in filter(None, found):
+    for one, other in filter(None, changes):
         raise UsageError(
             f"the state is from another transform: it has {one} where this one has {other}; use the same "
             f"one, or {TRANSFORM_ADVICE}"

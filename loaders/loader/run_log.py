@@ -221,20 +221,20 @@ class RunLog:
         goes back. Among files, the entry that got furthest counts. Raises DataError if two files contradict
         each other about the same place, since they are not from one run.
         """
-        found: dict[tuple[int, ...], LogEntry] = {}
+        merged: dict[tuple[int, ...], LogEntry] = {}
         for path, log in zip(paths, logs, strict=True):
             for identity, entry in {entry.identity: entry for entry in log.entries}.items():
-                other = found.setdefault(identity, entry)
-                found[identity] = max(other, entry, key=lambda each: each.progress)
-                before, now = other.receipt, entry.receipt
+                previous = merged.setdefault(identity, entry)
+                merged[identity] = max(previous, entry, key=lambda each: each.progress)
+                before, now = previous.receipt, entry.receipt
                 is_same = (before.skipped, before.delivered) == (now.skipped, now.delivered)
-                if other.place == entry.place and not is_same:
+                if previous.place == entry.place and not is_same:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
                         "the logs of one run only and, if it went back, only those with which it continued",
                         path=path,
                     )
-        entries = [found[identity] for identity in sorted(found)]
+        entries = [merged[identity] for identity in sorted(merged)]
         return cls(_listing_card(entries), entries)
 
     def card_of(self, entry: LogEntry | None) -> RunCard:
@@ -389,7 +389,7 @@ def prove(
     signers = _signers(places, read, signed_by)
     if save is not None:
         final, folder = Path(user_path(save)).resolve(), Path(user_path(dataset)).resolve()
-        keys = [Path(user_path(one)).resolve() for one in (key, signed_by) if one is not None]
+        keys = [Path(user_path(file)).resolve() for file in (key, signed_by) if file is not None]
         if final in keys or final.is_relative_to(folder):
             raise UsageError(
                 "is a key, or in the dataset's folder; save the log under another name", path=save
@@ -402,11 +402,11 @@ def prove(
     parts = merged.entries
     card = merged.card
     bare = card.without_numbers()
-    for other in (part.card.without_numbers() for part in parts):
+    for own in (part.card.without_numbers() for part in parts):
         for name in SHARED_SETTINGS:
-            if (one := getattr(bare, name)) != (two := getattr(other, name)):
+            if (value := getattr(bare, name)) != (own_value := getattr(own, name)):
                 raise DataError(
-                    f"the logs are of runs that differ in {name}, {one} and {two}; prove each run by itself"
+                    f"the logs are of runs that differ in {name}, {value} and {own_value}; prove each run by itself"
                 )
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
@@ -445,15 +445,15 @@ def _signers(
     from shardprep.loaders.loader.signature import load_public_key  # an extra
 
     wanted = None if signed_by is None else load_public_key(signed_by)
-    found = set()
+    signers = set()
     for path, log in zip(paths, logs, strict=True):
         if log.signer is None:
             raise DataError("is not signed", path=path)
         if wanted not in (None, log.signer):
             there, here = fingerprint(log.signer), fingerprint(wanted)
             raise DataError(f"is signed by another key: {there}, not {here}", path=path)
-        found.add(fingerprint(log.signer))
-    return tuple(sorted(found))
+        signers.add(fingerprint(log.signer))
+    return tuple(sorted(signers))
 
 
 SHARED_SETTINGS = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
@@ -462,8 +462,7 @@ SHARED_SETTINGS = ("dataset", "split", "records", "without", "gaps", "weights", 
 def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
     """Return the last card, if possible one that lists the chosen records, as a state's does not."""
     cards = [entry.card for entry in reversed(entries)]
-    chosen = ((card, (card.records, card.without)) for card in cards)
-    listing = (card for card, both in chosen if all(one is None or one.numbers is not None for one in both))
+    listing = (c for c in cards if all(r is None or r.numbers is not None for r in (c.records, c.without)))
     return next(listing, cards[0])
 
 

@@ -65,9 +65,9 @@ def _parse_course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], f
     """Return the parts of the time and their length; for an input, its loader's."""
     while within := values.get("source") or values.get("loader"):
         values = within
-    found = parse_as(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
-    parts = [[parse_number(part[name]) for name in COURSE] for part in found]
-    seconds = parse_number(found[0]["seconds"]) if found else 0.0
+    points = parse_as(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
+    parts = [[parse_number(part[name]) for name in COURSE] for part in points]
+    seconds = parse_number(points[0]["seconds"]) if points else 0.0
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
@@ -137,10 +137,10 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", parse_number(bench["bytes_per_second"])))
     if disk:
-        found = parse_as(tuple[Any, ...], disk["random"])
+        reads_by_depth = parse_as(tuple[Any, ...], disk["random"])
         patterns = {"the loader's pattern": disk["stream"]} | {
             f"random, {parse_number(reads['queue_depth']):.0f} at once": reads
-            for reads in found[:1] + found[1:][-1:]
+            for reads in reads_by_depth[:1] + reads_by_depth[1:][-1:]
         }
         rows += [
             (f"{name}, {kind}", parse_number(reads[kind]["median"]))
@@ -209,14 +209,14 @@ def timeline(trace: Any) -> Part:
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
-    found = [  # times in microseconds
+    events_by_time = [  # times in microseconds
         (parse_number(each["ts"]), parse_number(each["dur"]), int(each["tid"]), parse_as(str, each["name"]))
         for each in events
         if each["ph"] == "X" and each["cat"] in KINDS
     ]
-    found.sort(key=itemgetter(0))
-    first = max(0, (len(found) - MOST_EVENTS) // 2)
-    spans = found[first : first + MOST_EVENTS]
+    events_by_time.sort(key=itemgetter(0))
+    first = max(0, (len(events_by_time) - MOST_EVENTS) // 2)
+    spans = events_by_time[first : first + MOST_EVENTS]
     if not spans:
         return {"bars": []}
     tracks = sorted({track for _, _, track, _ in spans})[:MOST_TRACKS]
@@ -236,7 +236,7 @@ def timeline(trace: Any) -> Part:
         for began, lasted, track, name in spans
         if track in tracks
     ]
-    part = " from the middle of the trace" if len(spans) < len(found) else ""
+    part = " from the middle of the trace" if len(spans) < len(events_by_time) else ""
     text = f"{whole / 1e6:.2f} seconds{part}, {len(bars):,} spans of {len(tracks)} threads and processes."
     return {
         "text": text,

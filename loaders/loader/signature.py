@@ -87,12 +87,12 @@ class Signature:
         """Parse a log's last line. Raises DataError unless it is as :meth:`line` writes it."""
         try:
             value = json.loads(line)
-            found = cls(*(base64.b64decode(value[name]) for name in ("public_key", "signature")))
+            signature = cls(*(base64.b64decode(value[name]) for name in ("public_key", "signature")))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError("has lines after its signature, or a damaged one; sign it again") from error
-        if found.line() != line:
+        if signature.line() != line:
             raise DataError("was changed: its signature has another form")
-        return found
+        return signature
 
     def check(self, data: bytes) -> None:
         """Raise DataError unless the key signed these bytes."""

@@ -284,8 +284,8 @@ class PipelineStats(Counts, ABC):
     def _advice_for(self, stage: str) -> str:
         """Return advice for when a stage of the consumer's thread limits."""
         step_advice = f"your step is slower than the data; a faster {self.kind} would gain nothing"
-        known = {STEP: step_advice, HAND_OVER: self.hand_over_advice, FAKE: FAKE_ADVICE}
-        return known.get(stage, MAIN_ADVICE)
+        advice = {STEP: step_advice, HAND_OVER: self.hand_over_advice, FAKE: FAKE_ADVICE}
+        return advice.get(stage, MAIN_ADVICE)
 
     @property
     def is_known(self) -> bool:
@@ -388,7 +388,7 @@ class LoaderStats(EngineStats, PipelineStats):
 
     def suppliers(self) -> list[Supplier]:
         """Return the downloads, if batches waited for them, and the workers."""
-        found, waited = [], self.storage.limiting
+        suppliers, waited = list[Supplier](), self.storage.limiting
         if waited:
             advice = (
                 f"batches wait for downloads {waited / self.elapsed:.0%} of the time; a faster link, a larger "
@@ -396,11 +396,11 @@ class LoaderStats(EngineStats, PipelineStats):
             )
             downloads = GroupTimes(STORAGE, "main", 1, {STORAGE: waited}, self.starved)
             loads = downloads.loads(self.timed, self.elapsed)
-            found.append(Supplier(loads, waited, lambda slowest, rate: advice))
+            suppliers.append(Supplier(loads, waited, lambda slowest, rate: advice))
         stages = {name: name for name in self.stages}
         group = GroupTimes.of_engine(self, "workers", max(1, self.workers), stages, "transport", 0.0)
         loads = group.loads(self.rows, self.elapsed)
-        return [*found, Supplier(loads, self.starved, partial(self._advice, group))]
+        return [*suppliers, Supplier(loads, self.starved, partial(self._advice, group))]
 
     def _advice(self, group: GroupTimes, slowest: str, rate: float) -> str:
         if not self.workers:

@@ -232,20 +232,20 @@ class Subset:
         return items
 
 
-def _to_array(given: object, option: str) -> npt.NDArray[Any]:
+def _to_array(values: object, option: str) -> npt.NDArray[Any]:
     """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
-    if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
-        raise _option_error(option, f"a {type(given).__name__}")
+    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
+        raise _option_error(option, f"a {type(values).__name__}")
     try:
-        return np.asanyarray(given)
+        return np.asanyarray(values)
     except ValueError as error:
         raise _option_error(option, "lists of different lengths") from error
 
 
-def _option_error(option: str, given: str) -> UsageError:
+def _option_error(option: str, what: str) -> UsageError:
     keys = ", or keys" if option == "without" else ""
     return UsageError(
-        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {given}"
+        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {what}"
     )
 
 
@@ -276,15 +276,15 @@ def _key_mask(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
     """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
     encoded = [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
     wanted, places = np.unique(np.array(encoded), return_inverse=True)
-    mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
+    mask, seen = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
     for start in range(0, len(dataset), KEYS_AT_ONCE):
         stored = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
         at = np.minimum(np.searchsorted(wanted, stored), len(wanted) - 1)
         is_wanted = wanted[at] == stored
         mask[start : start + len(stored)] = is_wanted
-        found[at[is_wanted]] = True
-    if not found.all():
-        raise UsageError(f"without= has the key {keys[int(found[places].argmin())]!r}, which no record has")
+        seen[at[is_wanted]] = True
+    if not seen.all():
+        raise UsageError(f"without= has the key {keys[int(seen[places].argmin())]!r}, which no record has")
     return mask
 
 
@@ -351,7 +351,7 @@ def make_plan(
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn once of few classes per batch, by a model for class-sorted datasets, else by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
-    found, least = None, None
+    means, least = None, None
     if window >= records:
         return
     if subset.dataset.class_sorted:
@@ -361,15 +361,15 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
         mixed = Means(mixing.per_batch(window), mixing.per_batch(records))
         if not mixed.is_enough:
-            found, least = mixed, mixing.least_window()
+            means, least = mixed, mixing.least_window()
     elif isinstance(subset.dataset.index, np.ndarray) and subset.weights is None:  # else labels are on disk
-        found = sample_mixing(plan, subset.labels, window)
-    if found and plan.dataset not in _warned_roots:
+        means = sample_mixing(plan, subset.labels, window)
+    if means and plan.dataset not in _warned_roots:
         _warned_roots.add(plan.dataset)
         warnings.warn(
             f"{subset.dataset.location} stores each class side by side: with a window of {window:,} records, a "
-            f"batch of {plan.batch_size} has about {count_of(round(found.found), 'class')}; with a GlobalShuffle(), "
-            f"{found.expected:.0f}. Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
+            f"batch of {plan.batch_size} has about {count_of(round(means.found), 'class')}; with a GlobalShuffle(), "
+            f"{means.expected:.0f}. Use that, {f'a LocalShuffle of at least {least:,} records' if least else 'a larger window'}, "
             "or convert to shards with --order shuffled; print(loader.shuffle_quality()) says more",
             SortedByClass,
             stacklevel=4,  # the line that makes the Loader

@@ -81,8 +81,8 @@ class Reads:
 
     def rate(self, name: str) -> float | None:
         """Return the median rate "cold" or "warm"; None if not measured."""
-        found: Measurement | None = getattr(self, name)
-        return found.median if found else None
+        measurement: Measurement | None = getattr(self, name)
+        return measurement.median if measurement else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ class DiskProfile(JsonRecord):
 
     def __repr__(self) -> str:
         rates = [(name, self.stream.rate(name)) for name in ("cold", "warm")]
-        known = ", ".join(f"{rate / 1e6:,.0f} MB/s {name}" for name, rate in rates if rate is not None)
-        return f"<DiskProfile of {self.path!r} ({self.filesystem}): {known or 'no rates'}>"
+        texts = ", ".join(f"{rate / 1e6:,.0f} MB/s {name}" for name, rate in rates if rate is not None)
+        return f"<DiskProfile of {self.path!r} ({self.filesystem}): {texts or 'no rates'}>"
 
     @property
     def images_per_second(self) -> dict[str, float | None]:
@@ -624,11 +624,11 @@ def drop_pages(files: Sequence[int], pieces: Pieces, block: int) -> float:
     for _ in range(TRIES):
         for file in files:
             drop_file(file)
-        kept = memory_share(files, pieces, block)
-        if kept <= COLD:
+        resident = memory_share(files, pieces, block)
+        if resident <= COLD:
             break
         time.sleep(PAUSE_S)
-    return kept
+    return resident
 
 
 def drop_file(descriptor: int) -> None:
@@ -644,7 +644,7 @@ def memory_share(files: Sequence[int], pieces: Pieces, block: int) -> float:
     Raises OSError if a file cannot be mapped. If this process neither owns a file nor may write it, the
     kernel reports all its pages as in memory.
     """
-    found = asked = 0
+    resident = total = 0
     states = np.zeros(-(-block // mmap.PAGESIZE) + 1, np.uint8)
     target = states.ctypes.data_as(ctypes.c_void_p)
     for file in np.unique(pieces[:, 0]).tolist():
@@ -656,8 +656,8 @@ def memory_share(files: Sequence[int], pieces: Pieces, block: int) -> float:
                 if _libc.mincore(ctypes.c_void_p(address + begin), ctypes.c_size_t(length), target):
                     raise OSError(ctypes.get_errno(), f"mincore: {os.strerror(ctypes.get_errno())}")
                 pages = -(-length // mmap.PAGESIZE)
-                found, asked = found + int(np.count_nonzero(states[:pages] & 1)), asked + pages
-    return found / max(1, asked)
+                resident, total = resident + int(np.count_nonzero(states[:pages] & 1)), total + pages
+    return resident / max(1, total)
 
 
 def resident_share(path: Path) -> float:

@@ -36,13 +36,13 @@ def fit_parts(parts: Iterable[tuple[float, str]], width: int) -> str:
     >>> fit_parts([(0, "9 images/s"), (2, " over 60 s"), (1, ", decode limits")], 30)
     '9 images/s, decode limits'
     """
-    kept = list(parts)
+    remaining = list(parts)
     while True:
-        text = "".join(text for _, text in kept).strip()
-        last = max(kept, default=(0, ""))
+        text = "".join(text for _, text in remaining).strip()
+        last = max(remaining, default=(0, ""))
         if disp_len(text) <= width or last[0] <= 0:
             return text
-        kept.remove(last)
+        remaining.remove(last)
 
 
 def sparkline(values: Iterable[float], width: int = 12, *, most: float | None = None) -> str:
@@ -51,9 +51,9 @@ def sparkline(values: Iterable[float], width: int = 12, *, most: float | None = 
     >>> sparkline([1, 2, 4, 8], 4), sparkline([0, 0, 8, 8], 2)
     ('▁▂▄█', '▁█')
     """
-    found = np.fromiter(values, float)
-    parts = np.array_split(found, min(width, len(found)))
-    heights = np.array([part.mean() for part in parts]) / max(most or found.max(), 1e-9)
+    numbers = np.fromiter(values, float)
+    parts = np.array_split(numbers, min(width, len(numbers)))
+    heights = np.array([part.mean() for part in parts]) / max(most or numbers.max(), 1e-9)
     return "".join(LEVELS[int(level)] for level in np.clip(np.ceil(heights * 8) - 1, 0, 7))
 
 
@@ -278,25 +278,25 @@ class LoaderBar(Iterator[Any], Closable):
     def _parts(self) -> Iterator[list[tuple[float, str]]]:
         """Yield the parts of each line below the bar, with ranks for :func:`fit_parts`."""
         (began, first), (now, last) = self._history[0], self._history[-1]
-        known, seconds = last.since(first), now - began
-        if verdict := known.verdict:
+        recent, seconds = last.since(first), now - began
+        if verdict := recent.verdict:
             rate, period = (0, f"{verdict.rate:,.0f} {verdict.unit}/s"), (3, f" over {seconds:.0f} s")
             yield [rate, period, (2, self._course(self._rates)), (1, f", {verdict.limit} limits")]
         else:
             yield []
         yield [
             (1 - load.utilisation, f"  {load.name} {load.utilisation:.0%}")
-            for load in known.loads
+            for load in recent.loads
             if load.utilisation >= LEAST_SHARE
         ]
         engine = getattr(self._loader, "engine", None)
         if engine is not None and engine.slots:
             self._levels.append(engine.ready)
-            waiting = known.loads[-1].starved if known.loads else 0.0
+            waiting = recent.loads[-1].starved if recent.loads else 0.0
             course = self._course(self._levels, most=engine.slots)
             ready = (0, f"queue {self._levels[-1]} of {engine.slots} slots")
             yield [ready, (2, course), (1, f", the step waits {waiting:.0%}")]
-        storage = getattr(known, "storage", None)
+        storage = getattr(recent, "storage", None)
         if storage is not None and storage.shards.missing:
             shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
             begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))

@@ -36,8 +36,8 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
             pieces = [(opened[file], offset) for file, offset in own]
             os.close(is_ready)
             os.read(start, 1)
-            found = _read(pieces, into, ahead, flags, names if folder else {}, seconds)
-            os.write(1, (" ".join(map(repr, (number, *found))) + "\n").encode())
+            report = _read(pieces, into, ahead, flags, names if folder else {}, seconds)
+            os.write(1, (" ".join(map(repr, (number, *report))) + "\n").encode())
             os._exit(0)
     os.close(is_ready)
     os.read(ready, 1)  # until all have closed it

@@ -385,9 +385,9 @@ class EpochPlan:
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
         size = whole.step_records
         ends = (start, *chain.from_iterable(ranges))
-        if odd := [end for end in ends if end % size and end != whole.records]:
+        if uneven := [end for end in ends if end % size and end != whole.records]:
             raise UsageError(
-                f"this epoch continues, or skips steps, at place {odd[0]:,}, which is not a multiple of its steps of "
+                f"this epoch continues, or skips steps, at place {uneven[0]:,}, which is not a multiple of its steps of "
                 f"{size:,} records; skip steps with the previous batch size and world size"
             )
         for step in sorted(set(steps)):

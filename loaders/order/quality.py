@@ -291,12 +291,12 @@ def sample_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
         begins = [steps * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
         chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
     counts = [len(np.unique(labels[batch])) for batch in map(Epoch(full, 0).batch, chosen)]
-    found = float(np.mean(counts)) if counts else 0.0
+    mean = float(np.mean(counts)) if counts else 0.0
     if plan.omission.closes_gaps:
         labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
-    means = Means(found, expected)
-    return means if found and not means.is_enough else None
+    means = Means(mean, expected)
+    return means if mean and not means.is_enough else None
 
 
 def _has_class_runs(labels: Labels) -> bool:

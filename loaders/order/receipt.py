@@ -204,9 +204,9 @@ class Receipt:
 
 def _common_value(name: str, values: set[T]) -> T:
     if len(values) != 1:
-        given = ", ".join(sorted(map(str, values))) or "none"
+        differing = ", ".join(sorted(map(str, values))) or "none"
         raise UsageError(
-            f"receipts can be merged only if they agree on {name}: {given}; give those of one run, in which every "
+            f"receipts can be merged only if they agree on {name}: {differing}; give those of one run, in which every "
             "rank skipped the same steps"
         )
     return values.pop()

@@ -106,8 +106,8 @@ class TargetOptions:
 
 def _column(record: TransformInput, name: str) -> Any:
     if name not in record.columns:
-        known = ", ".join(record.columns) or "none"
-        raise UsageError(f"there is no column {name!r}; the columns that are read: {known}", key=record.key)
+        names = ", ".join(record.columns) or "none"
+        raise UsageError(f"there is no column {name!r}; the columns that are read: {names}", key=record.key)
     return record.columns[name]
 
 

@@ -419,13 +419,13 @@ class Cut:
     transform: TrainTransform
 
     def __post_init__(self) -> None:
-        given = self.transform
-        if not isinstance(given, TrainTransform):
-            raise UsageError(f"Cut takes a TrainTransform, not {given!r}")
-        if given.color_jitter or given.lighting or len(given.outputs) > 1 or given.orientation == "apply":
+        base = self.transform
+        if not isinstance(base, TrainTransform):
+            raise UsageError(f"Cut takes a TrainTransform, not {base!r}")
+        if base.color_jitter or base.lighting or len(base.outputs) > 1 or base.orientation == "apply":
             raise UsageError(
                 "Cut takes a TrainTransform that only crops and mirrors: leave out color_jitter, lighting, masks, "
-                f"boxes and orientation='apply', and do that after decoding; not {given!r}"
+                f"boxes and orientation='apply', and do that after decoding; not {base!r}"
             )
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
