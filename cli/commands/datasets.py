@@ -116,6 +116,7 @@ def _summary_lines(summary: Summary, classes: list[ClassCount], page: Path | Non
         GIVEN_SHUFFLED: shuffled,
         GIVEN: "in the order the items were given",
         "archive": "in the order of the archive",
+        "source": "in the order of the source",
     }
     by_class = " (sorted by class; shuffle it for training)" if summary.class_sorted else ""
     yield from fields(

@@ -47,8 +47,9 @@ class PlanOptions:
     Args:
         container: "lmdb" or "hdf5"; "tar" for images that stay in the official tar, in the order "archive".
         shard_size: Image bytes per shard, at most 4 GiB.
-        order: "shuffled", a permutation by ``seed``, or "key", sorted by key. Images that stay in their
-            archive have "archive", saved items "given" or "given-shuffled".
+        order: "shuffled", a permutation by ``seed``; "key", sorted by key; or "source", sorted by file and
+            place in it. Images that stay in their archive have "archive", saved items "given" or
+            "given-shuffled".
         seed: Seed of the order, 0 to 2**64 - 1.
         on_bad_image: "fail" raises BadImage; "skip" leaves the image out and lists it in quarantine.json.
         decode_check: Whether an image that does not decode is a bad image, too.
@@ -214,8 +215,8 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
     if options.order in ITEM_ORDERS:
         numbers = np.arange(len(entries), dtype=np.uint32)
         return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
-    column = "offset" if options.order == ARCHIVE_ORDER else "key"
-    in_order = np.argsort(entries[column], kind="stable").astype(np.uint32)
+    columns = {ARCHIVE_ORDER: ("offset",), "source": ("offset", "path")}.get(options.order, ("key",))
+    in_order = np.lexsort([entries[column] for column in columns]).astype(np.uint32)
     return in_order[permutation(len(entries), options.seed)] if options.order == "shuffled" else in_order
 
 

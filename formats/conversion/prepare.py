@@ -130,6 +130,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
 
 
 MOST_NAMED = 5  # classes in one line
+MOST_READ_AGAIN = 4  # how often an image may be read, before it is noted
 IN_PLAN = ("key", "label", "length")  # columns of the entries covered by the plan's digest
 
 
@@ -386,6 +387,7 @@ class Conversion:
             prepared = [replace(one, shards=share) for one, share in zip(prepared, dealt, strict=True)]
         else:
             _note_untrained(prepared, progress)
+            _note_random_reads(prepared, progress)
         for one in prepared:
             one.check_output(source.folders, self.options, problems)
         with problems.collect():
@@ -398,6 +400,20 @@ class Conversion:
                 needed = dict(nlargest(1, needed.items(), key=itemgetter(1)))
             check_room(needed, alone=self.part is None)
         return prepared
+
+
+def _note_random_reads(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
+    """Note the bytes to read where shuffling multiplies them."""
+    for listing in (
+        one.listing for one in prepared if one.planned.options.order == "shuffled" and not one.is_finished
+    ):
+        image_bytes = int(listing.entries["length"].sum())
+        if listing.random_read_bytes > MOST_READ_AGAIN * image_bytes:
+            progress.note(
+                f"{listing.split}: shuffling {format_size(image_bytes)} reads "
+                f"{format_size(listing.random_read_bytes)}, a row group for each record; if the rows are shuffled "
+                "already, --order source reads each row group once"
+            )
 
 
 def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:

@@ -254,7 +254,7 @@ def content_root(digests: Iterable[bytes]) -> str:
     return f"blake3:{root.hexdigest()}"
 
 
-ORDERS = ("shuffled", "key")
+ORDERS = ("shuffled", "key", "source")
 GIVEN = "given"  # saved items, as they were given
 GIVEN_SHUFFLED = "given-shuffled"  # saved items, shuffled by the seed
 ITEM_ORDERS = (GIVEN, GIVEN_SHUFFLED)

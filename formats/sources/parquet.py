@@ -357,6 +357,8 @@ class RowContents(RecordContents):
 
     def columns(self) -> tuple[Schema, bool]:
         layout = self.layout
+        if self._bytes <= MAX_KEPT_BYTES:
+            self.random_read_bytes = 0
         return (Schema(layout.fields.values()), bool(layout.image)) if layout else (Schema(), False)
 
     def read(self, file: ArchiveFile) -> None:
@@ -390,6 +392,7 @@ class RowContents(RecordContents):
         in_memory, in_images = _memory_size(columns), int(sizes.sum())
         self._bytes += in_memory
         self._encoded_bytes += max(encoded, in_images)
+        self.random_read_bytes += rows * in_memory
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
         lengths = sizes + max(0, (in_memory if is_shared else encoded) - in_images) // max(1, rows)
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)

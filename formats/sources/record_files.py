@@ -365,6 +365,7 @@ class RecordSource(Source):
             options=self.source_options.kept("follow_symlinks", *self.TAKES) | contents.options,
             schema=contents.schema,
             has_images=contents.has_images,
+            random_read_bytes=contents.random_read_bytes,
         )
 
     @cached_property
@@ -413,6 +414,7 @@ class RecordContents(ABC):
     expected: int | None = None
     shortfall = ""
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
+    random_read_bytes = 0
 
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         self.top, self.layout, self.classes = source.files.top, source.layout, classes

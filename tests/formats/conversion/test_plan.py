@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats import ConvertOptions, DryRun, ShardprepError, SourceOptions, convert, plan_conversion
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.record import LabelSpace, permutation
+from shardprep.formats.records.record import ORDERS, LabelSpace, permutation
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources.source import Listing, entry_dtype
 from support.column_sources import write_pictures
@@ -55,7 +55,7 @@ options = st.builds(
     PlanOptions,
     container=st.sampled_from(["lmdb", "hdf5"]),
     shard_size=st.integers(1, 300),
-    order=st.sampled_from(["key", "shuffled"]),
+    order=st.sampled_from(ORDERS),
     seed=st.integers(0, (1 << 64) - 1),
 )
 

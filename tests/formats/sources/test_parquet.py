@@ -5,12 +5,15 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from shardprep.formats import BadImage, SourceDamaged, UsageError, open_dataset
+from shardprep.formats import BadImage, PlanOptions, SourceDamaged, UsageError, convert, open_dataset
 from shardprep.formats.records.schema import BadValue
+from shardprep.formats.runtime.progress import NoProgress
+from shardprep.formats.sources import parquet
 from shardprep.formats.sources.recognise import recognise
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
@@ -190,3 +193,20 @@ def test_repeated_captions_are_converted_to_shards_of_the_wanted_size(tmp_path: 
     with open_dataset(tmp_path / "out") as dataset:
         assert len(dataset.manifest.shards) == 13
         assert {dataset[number]["caption"] for number in (0, ROWS // 2, ROWS - 1)} == {CAPTION}
+
+
+def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MAX_KEPT_BYTES", 0)
+    in_files = [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]
+    for number, numbers in enumerate(in_files):
+        write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*numbers)})
+    progress = Mock(wraps=NoProgress())
+    for order in ("source", "shuffled"):
+        assert not progress.note.call_args_list[1:]
+        plan_options = PlanOptions(order=order)
+        convert(tmp_path / "in", tmp_path / order, plan_options=plan_options, workers=0, progress=progress)
+    assert "train: shuffling" in progress.note.call_args[0][0]
+    with open_dataset(tmp_path / "source/train") as dataset:
+        assert [record.key for record in dataset] == [f"{n}.jpg" for numbers in in_files for n in numbers]
