@@ -61,7 +61,12 @@ allow_partial_option: options.Option = options.flag(
 @options.choice("--split", SPLITS, "Convert only this split, directly into OUTPUT.")
 @options.choice("--format", tuple(CONTAINERS), "Container.", name="container", default="lmdb")
 @click.option("--shard-size", type=options.SIZE, default="256MiB", help="Image bytes per shard.")
-@options.choice("--order", ORDERS, "Seeded permutation, sorted by key, or as in SOURCE, by file and place.", default="shuffled")
+@options.choice(
+    "--order",
+    ORDERS,
+    "Seeded permutation, sorted by key, or as in SOURCE, by file and place.",
+    default="shuffled",
+)
 @options.count("--seed", "Seed of the permutation.", default=0)
 @options.workers
 @options.progress

@@ -263,7 +263,7 @@ class Listing:
     hidden ones; ``notes`` are lines about other omissions. ``options`` are the options used, as the manifest
     keeps them. The reader returns the values of the columns in ``schema``, and images if ``has_images``.
     ``cache_key`` identifies entries that took long to list and are stored until the conversion is finished.
-    ``random_read_bytes`` are read if the records are read in random order and each needs its neighbours, 0 if
+    ``random_read_bytes`` is the amount read in random order where each record needs its row group, else 0.
     """
 
     split: str
