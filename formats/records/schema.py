@@ -24,6 +24,7 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.formats.runtime.files import cached_property
 
 MAX_VALUE_BYTES = 64 << 20  # the limit of an image
+MAX_JSON_DEPTH = 100  # lists and dicts that a value lies in
 
 
 class BadValue(DataError):
@@ -251,30 +252,50 @@ class JsonCodec(Codec):
 
     def encode(self, value: Any) -> bytes:
         try:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            data = check_size(text.encode())
+            data = check_size(_compact(value))
         except TypeError as error:
             raise bad_value(value, "a value of JSON") from error
         except (ValueError, RecursionError) as error:
             raise BadValue(f"is not JSON: {error}") from error
-        pending = [value]  # json found no circle in it, but writes tuples as lists and numeric names as text
-        while pending:
-            item = pending.pop()
-            if type(item) is dict:
-                if not all(type(name) is str for name in item):
-                    raise bad_value(item, "a dict with text as keys")
-                pending.extend(item.values())
-            elif type(item) is list:
-                pending.extend(item)
-            elif item is not None and type(item) not in (bool, int, float, str):
-                raise bad_value(item, "a value of JSON")
+        _check_json(value)  # json writes tuples as lists and numeric names as text
         return data
 
     def decode(self, data: bytes) -> Any:
         try:
-            return json.loads(data.decode(), parse_constant=refuse_constant)
+            value = json.loads(data.decode(), parse_constant=refuse_constant)
+            if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH:
+                _check_json(value)
+            is_own = _compact(value) == data
         except (ValueError, RecursionError) as error:
             raise BadValue(f"is not JSON: {error}") from error
+        if not is_own:  # such as duplicate names, or numbers that are no floats
+            raise BadValue("is not JSON as encode() writes it")
+        return value
+
+
+def _compact(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def _check_json(value: Any) -> None:
+    """Raise BadValue for other types than JSON's, and for deep nesting, which not every Python could read."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                if not all(type(name) is str for name in item):
+                    raise bad_value(item, "a dict with text as keys")
+                below.extend(item.values())
+            elif type(item) is list:
+                below.extend(item)
+            elif item is not None and type(item) not in (bool, int, float, str):
+                raise bad_value(item, "a value of JSON")
+        if not below:
+            return
+        level = below
+    raise BadValue(f"has values in more than {MAX_JSON_DEPTH} lists and dicts, one within the other")
 
 
 def refuse_constant(name: str) -> None:
@@ -287,6 +308,7 @@ DTYPES = (
     "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 MAX_DIMENSIONS = 8
+MAX_EMPTY_ROWS = 1 << 18
 FREE = "*"
 SIZE = np.dtype("<u4")  # of a free dimension, before the array's bytes
 
@@ -337,6 +359,8 @@ class ArrayCodec(Codec):
         sizes = list(zip(value.shape, self.shape, strict=True))
         if not all(fixed in (None, size) for size, fixed in sizes):
             raise bad_value(value, self.kind)
+        if _has_many_empty_rows(value.shape):
+            raise BadValue(f"has no elements, but more than {MAX_EMPTY_ROWS:,} rows")
         free = [size for size, fixed in sizes if fixed is None]
         return check_size(np.array(free, SIZE).tobytes() + np.ascontiguousarray(value).tobytes())
 
@@ -346,11 +370,17 @@ class ArrayCodec(Codec):
         if len(data) >= start:
             free = iter(np.frombuffer(data, SIZE, dimensions).tolist())
             shape = tuple(next(free) if size is None else size for size in self.shape)
-            if len(data) - start == math.prod(shape) * self.elements.itemsize:
+            size = math.prod(shape) * self.elements.itemsize
+            if len(data) - start == size and not _has_many_empty_rows(shape):
                 with suppress(ValueError):  # NumPy limits the size even if another dimension is 0
                     array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
                     return array if shape else array[()]
         raise BadValue(f"has {len(data)} bytes, which are not {self.kind}")
+
+
+def _has_many_empty_rows(shape: tuple[int, ...]) -> bool:
+    """Whether nested lists of this shape would be many, although they take no bytes."""
+    return 0 in shape and math.prod(shape[: shape.index(0)]) > MAX_EMPTY_ROWS
 
 
 CODECS: dict[str, Codec] = {

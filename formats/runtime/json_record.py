@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import islice
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -88,8 +89,13 @@ def is_text(value: object) -> bool:
 def natural(value: object) -> int:
     """Return the value if it is an int of 0 or more. Otherwise raise ValueError."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number of 0 or more")
+        raise ValueError(f"{_begun(value)} is not a number of 0 or more")
     return value
+
+
+def _begun(value: object) -> str:
+    """Return the beginning of a value's JSON, however deep it is."""
+    return "".join(islice(json.JSONEncoder().iterencode(value), 100))[:100]
 
 
 def to_json_value(value: Any) -> Any:
@@ -124,7 +130,7 @@ def parse_as(kind: Any, value: Any) -> Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**parse_fields(kind, value))
-    raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
+    raise TypeError(f"{_begun(value)} has the wrong type")
 
 
 _hints_of = cache(get_type_hints)  # which compiles all annotations again

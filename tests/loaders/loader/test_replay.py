@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -342,9 +342,7 @@ def test_a_changed_card_is_refused_or_is_another_card(
         {"transform": []},
         {"records": {"count": 1, "digest": "", "numbers": [1 << 70]}},
         {"columns": "image"},
-        {"gaps": None},
-        {"gaps": "open"},
-        {"without": None},
+        *({name: to} for name, to in (("gaps", None), ("gaps", "open"), ("without", None))),
         {"versions": {"opencv": 5}},
     ],
     ids=str,
@@ -365,8 +363,10 @@ def test_a_card_of_a_release_whose_transform_had_fewer_arguments_is_read(lmdb_sh
 
 
 def test_damage_names_the_part_of_the_card_and_another_version_is_unknown(good: bytes) -> None:
-    with pytest.raises(DataError, match="its drop_last: null has the wrong type"):
-        RunCard.from_json(json.loads(good) | {"drop_last": None})
+    lists = accumulate(range(10_000), lambda inner, _: [inner])  # each in the next
+    for wrong, shown in ((None, "null has the wrong type"), ([*lists][-1], r"\[{9}")):
+        with pytest.raises(DataError, match=f"its drop_last: {shown}"):
+            RunCard.from_json(json.loads(good) | {"drop_last": wrong})
     with pytest.raises(UnknownVersion):
         RunCard.from_json(json.loads(good) | {"version": 2})
 
