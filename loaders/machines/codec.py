@@ -43,6 +43,7 @@ CRC = struct.Struct("<I")
 PIECE = 1 << 20  # bytes per buffer; libzmq allocates memory for each larger one, at a quarter of the speed
 MAX_PARTS = 4096  # buffers after the header
 MAX_DEPTH = 8
+MAX_AXES = 64  # NumPy's; the product of very many sides takes hours
 MAX_DESCRIPTION = 1 << 16
 DEFAULT_LIMIT = 256 << 20  # bytes of a batch
 
@@ -237,7 +238,7 @@ def _unpack(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> An
         ):
             return _unpack_list(_join_pieces(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
         case {"count": count, "of": str(dtype), "axes": axes, "bytes": size, "crc32c": crc, **rest} if (
-            not rest and _is_count(count) and dtype in DTYPES and _is_count(axes)
+            not rest and _is_count(count) and dtype in DTYPES and _is_count(axes) and axes <= MAX_AXES
         ):
             return _unpack_list(_join_pieces(size, crc, buffers, memory), count, dtype, axes)
     raise FrameDamaged("a frame's description is not of the known form")

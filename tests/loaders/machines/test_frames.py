@@ -179,7 +179,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "an empty array with huge sides": listed_arrays([[0, 2**62, 2**62]], axes=3, size=0),
     "an empty array with a side that numpy cannot address": listed_arrays([[0, 2**61]], axes=2, size=0),
     "many arrays without axes": listed_arrays([[]], axes=0, count=2**60),
-    "arrays without a number of axes": listed_arrays([[2]], axes=-1),
+    **{f"arrays with {n} axes": listed_arrays([[2**62] * abs(n)], axes=n) for n in (-1, 131_071)},
     "depth": crafted(b'{"tuple":[' * 9 + b"1" + b"]}" * 9),
     "depth that recursion does not take": crafted(b'{"tuple":[' * 6000 + b"1" + b"]}" * 6000),
     "a long number": crafted(b'{"count":' + b"9" * 60_000 + b"}"),
