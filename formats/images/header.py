@@ -110,7 +110,7 @@ def cause_of(reason: str) -> str:
     return next((cause for cause in _CAUSES if reason.startswith(cause)), "damaged")
 
 
-MAX_CHUNKS = 1 << 16  # of a WebP; photographs have dozens, an animation one per frame
+MAX_CHUNKS = 1 << 16  # of a WebP or PNG; photographs have up to thousands, an animation one per frame
 NONE = ImageFlag(0)
 
 
@@ -535,6 +535,8 @@ def _check_chunks(image: bytes) -> tuple[int, int, int, int]:
         if not kind.isalpha() or (letter == "." and kind[:1].isupper()):
             raise BadImage(f"a PNG with a critical chunk of the unknown kind {kind.decode('latin-1')!r}")
         order += letter
+        if len(order) > MAX_CHUNKS:
+            raise BadImage(f"a PNG of more than {MAX_CHUNKS} chunks")
         if kind == b"IEND":
             if not _ORDER.fullmatch(order) or (colour == PALETTE and "P" not in order):
                 raise BadImage("a PNG with chunks out of order")
@@ -563,11 +565,11 @@ def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None
         raise BadImage(error.message, key=key) from error
     if COMPONENTS[colour] != 1 and colour != PALETTE:
         return None
-    chunks = {b"IHDR": b"", b"IDAT": b"", b"IEND": b""}
+    chunks = {kind: bytearray() for kind in (b"IHDR", b"IDAT", b"IEND")}
     for kind, start, stop in _chunks(image[:end]):
         if kind in chunks:
             chunks[kind] += image[start:stop]
-    header = bytearray(chunks[b"IHDR"][: _HEAD.size + 13])
+    header = chunks[b"IHDR"][: _HEAD.size + 13]
     header[_HEAD.size + 9] = 0  # the colour type
     header += zlib.crc32(header[4:]).to_bytes(4, "big")
     return PNG_SIGNATURE + header + chunks[b"IDAT"] + chunks[b"IEND"], header[_HEAD.size + 8]

@@ -95,7 +95,7 @@ def natural(value: object) -> int:
 
 def _begun(value: object) -> str:
     """Return the beginning of a value's JSON, however deep it is."""
-    return "".join(islice(json.JSONEncoder().iterencode(value), 100))[:100]
+    return "".join(islice(json.JSONEncoder(default=repr).iterencode(value), 100))[:100]
 
 
 def to_json_value(value: Any) -> Any:
