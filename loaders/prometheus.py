@@ -70,8 +70,8 @@ class StatsCollector(Collector):
             counter = CounterMetricFamily(f"shardprep_{metric}", text, labels=["source"])
             for name, stats in all_stats.items():
                 # an input's ``starved`` is a fraction, and its ``starved_seconds`` include the first wait
-                name_of = "waited" if metric == "starved_seconds" and "waited" in stats else metric
-                count = stats.get(name_of, stats.get(metric.removesuffix("_seconds")))
+                field = "waited" if metric == "starved_seconds" and "waited" in stats else metric
+                count = stats.get(field, stats.get(metric.removesuffix("_seconds")))
                 if count is not None:
                     counter.add_metric([name], count)
             if counter.samples:

@@ -135,7 +135,7 @@ class Flow(Closable):
         self._resources = PassResources()
         self._next_position = FlowPosition()
         self._current = self._next_position, PassMeter()  # start of the current pass, and its counters
-        self._pending: FlowPosition | None = None  # of an iterator that was not asked for an item yet
+        self._pending: FlowPosition | None = None  # start of an iterator that has not begun
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
     # Sources

@@ -124,7 +124,7 @@ class Input(Owner, Closable, ABC):
 
     element_spec: Any
     _passes: Passes
-    _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
+    _eager_epoch: Iterator[Any] | None = None  # of dequeue() in eager code
     _in_session: bool | None = None  # whether it was made in a v1 graph; None if that does not matter
 
     @abstractmethod
@@ -146,9 +146,9 @@ class Input(Owner, Closable, ABC):
             raise UsageError("this input was made in eager mode: make it within the v1 graph")
         if not tf.executing_eagerly():
             return self._dequeue_in_graph()
-        drawing, self._drawing = self._drawing or iter(self), None
-        for batch in drawing:
-            self._drawing = drawing
+        epoch, self._eager_epoch = self._eager_epoch or iter(self), None
+        for batch in epoch:
+            self._eager_epoch = epoch
             return batch
         raise tf.errors.OutOfRangeError(None, None, "the epoch is over; the next call begins another")
 
@@ -229,7 +229,7 @@ class DirectInput(Input):
 
     def close(self) -> None:
         self._closed = True
-        self._drawing = None
+        self._eager_epoch = None
 
 
 class FeederInput(Input):
@@ -283,14 +283,14 @@ class FeederInput(Input):
 
     def reset(self) -> None:
         """End the current epoch early: the next batch is the first of another epoch."""
-        self._drawing = None
+        self._eager_epoch = None
         self._feeder.restart()
 
     def state_or_none(self) -> Any:
         return self._feeder.state()
 
     def load_state_dict(self, state: Any, **options: Any) -> None:
-        self._drawing = None
+        self._eager_epoch = None
         self._feeder.load_state(state, **options)
 
     def stats(self) -> InputStats:
@@ -302,7 +302,7 @@ class FeederInput(Input):
         )
 
     def close(self) -> None:
-        self._drawing = None
+        self._eager_epoch = None
         self._feeder.close()  # not the finalizer, which an interruption would use up
 
 
@@ -324,7 +324,7 @@ class FeedInput(DirectInput):
         super().__init__(passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes, self.element_spec)
         Finalize(self, self._pulled.close, exitpriority=AT_EXIT)
-        self._number: int | None = None  # of the pass that a graph dequeues from
+        self._graph_pass: int | None = None  # number of the pass that a graph dequeues from
         self._placeholders: list[Any] | None = None
         if not tf.executing_eagerly():
             self._placeholders = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.specs]
@@ -354,12 +354,12 @@ class FeedInput(DirectInput):
         return self.packed(batch_of_element(tf.py_function(hold_weakly(self._pull), [], dtypes), self.specs))
 
     def _pull(self) -> list[Any]:
-        if self._number is None:
-            self._number = self._pulled.begin_for_tensorflow()
-        number, self._number = self._number, None
+        if self._graph_pass is None:
+            self._graph_pass = self._pulled.begin_for_tensorflow()
+        number, self._graph_pass = self._graph_pass, None
         element = self._pulled.next_for_tensorflow(number)
         if int(element[0]) == Status.BATCH:
-            self._number = number
+            self._graph_pass = number
         return element
 
     def state_or_none(self) -> Any:
@@ -372,7 +372,7 @@ class FeedInput(DirectInput):
 
     def reset(self) -> None:
         """End the current epoch early: the next batch is the first of another epoch."""
-        self._drawing = self._number = None
+        self._eager_epoch = self._graph_pass = None
         self._pulled.leave()
 
     def close(self) -> None:
@@ -586,7 +586,7 @@ class DatasetInput(DirectInput):
         super().__init__(Passes(dataset), dataset.element_spec)
         self._dataset = dataset
         self._in_session = not tf.executing_eagerly()
-        self._endless: Any = None  # the iterator that a graph draws from
+        self._graph_iterator: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         check_use(self._closed)
@@ -596,14 +596,14 @@ class DatasetInput(DirectInput):
 
     def _dequeue_in_graph(self) -> Any:
         check_use(self._closed)
-        if self._endless is None:
+        if self._graph_iterator is None:
             make = tf.compat.v1.data.make_initializable_iterator if self._in_session else iter
             with nullcontext() if self._in_session else tf.init_scope():
                 # endless epochs, each followed by an element of empty tensors
                 ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs))
                 epoch = self._dataset.map(self._mark).concatenate(tf.data.Dataset.from_tensors(ended))
-                self._endless = make(epoch.repeat())
-        return self.packed(batch_of_element(self._endless.get_next(), self.specs))
+                self._graph_iterator = make(epoch.repeat())
+        return self.packed(batch_of_element(self._graph_iterator.get_next(), self.specs))
 
     def _mark(self, *parts: Any) -> Any:
         spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
@@ -611,15 +611,15 @@ class DatasetInput(DirectInput):
         return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
 
     def start(self, session: Any) -> None:
-        if self._in_session and self._endless is not None:
-            raw_session(session).run(self._endless.initializer)
+        if self._in_session and self._graph_iterator is not None:
+            raw_session(session).run(self._graph_iterator.initializer)
 
     def to_dataset(self, *, prefetch: int = 0) -> Any:
         return self._dataset.prefetch(prefetch) if prefetch else self._dataset
 
     def close(self) -> None:
         super().close()
-        self._endless = None
+        self._graph_iterator = None
 
 
 class TensorInput(DirectInput):
@@ -645,7 +645,7 @@ class TensorInput(DirectInput):
         super().__init__(Passes(partial(repeat, None) if length is None else range(length)), signature)
         self._make = make
         self._length = length
-        self._left = length  # batches of the epoch that a graph is in
+        self._remaining = length  # batches of the epoch that a graph is in
 
     def __iter__(self) -> Iterator[Any]:
         check_use(self._closed)
@@ -668,8 +668,8 @@ class TensorInput(DirectInput):
     def _status(self) -> Any:
         """Return the status of the graph's next element, and count it."""
         check_use(self._closed)
-        is_batch = bool(self._left)
-        self._left = self._left - 1 if self._left else self._length
+        is_batch = bool(self._remaining)
+        self._remaining = self._remaining - 1 if self._remaining else self._length
         return np.uint8(Status.BATCH if is_batch else Status.END)
 
 

@@ -35,7 +35,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 HELLO_INTERVAL_S = 30.0  # until the receiver, which may have lost the HELLO, admits the sender
 RECONNECT_INTERVAL_MS = 100
-MAX_RECONNECT_MS = 2000  # of a sender that waits for its receiver to restart
+MAX_RECONNECT_MS = 2000  # for a sender that waits for its receiver to restart
 MAX_NOTE_BYTES = 1 << 20
 ERROR_REPORT_TIMEOUT_S = 2.0  # the longest wait for the receiver to acknowledge an error
 

@@ -42,7 +42,7 @@ MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
 NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
-NO_BATCH_TIMEOUT_S = 60.0  # before it is logged that senders are connected, and no batch arrives
+NO_BATCH_TIMEOUT_S = 60.0  # before a warning that connected senders deliver nothing
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
 HANDLED_AT_ONCE = 1000  # messages; a peer that sends without end must not delay the end of a pass, or close()
 
@@ -197,7 +197,7 @@ class Reception:
         self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
         self.sends_done = False  # whether close() sends DONE
         self._memory = MemoryPool()
-        self._message: Message | None = None  # is being handled
+        self._message: Message | None = None  # being handled
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._stale = 0
         self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
