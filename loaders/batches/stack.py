@@ -266,6 +266,13 @@ class BatchSpec:
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any] | None
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row. Raises UsageError if rows have no fixed size."""
+        if self.dtype is None or None in self.shape[1:]:
+            raise UsageError(f"a capacity in bytes needs rows of fixed size, but those of {self.name} vary")
+        return math.prod(self.shape[1:]) * self.dtype.itemsize  # type: ignore[arg-type]
+
 
 def loader_specs(
     outputs: Sequence[ArraySpec] | None, *, rows: int | None, with_numbers: bool
@@ -278,16 +285,6 @@ def loader_specs(
     )
     names = ("label", "number") if with_numbers else ("label",)
     return (*made, *(BatchSpec(name, (rows,), np.dtype(np.int64)) for name in names))
-
-
-def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
-    """Return the bytes of a batch of ``rows`` rows. Raises UsageError if a part has no fixed size."""
-    size = 0
-    for spec in specs:
-        if spec.dtype is None or None in spec.shape[1:]:
-            raise UsageError(f"a capacity in bytes needs rows of fixed size, but those of {spec.name} vary")
-        size += rows * math.prod(spec.shape[1:]) * spec.dtype.itemsize  # type: ignore[arg-type]
-    return size
 
 
 Convert = Callable[[Any], Any]

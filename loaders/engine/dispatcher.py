@@ -39,7 +39,7 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Items, ResultRows, RowTask, StatusTable, unpack_error
+from shardprep.loaders.engine.messages import Items, ResultRows, RowTask, StatusTable, unpack_error
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.engine.worker import run_worker, share_work
 
@@ -344,7 +344,7 @@ class Dispatcher:
         return worker.process.end(timeout_s)
 
     def _start_worker(self, index: int) -> None:
-        self._status_table.lease[index] = IDLE
+        self._status_table.set_idle(index)
         process = SpawnedProcess(
             run_worker,
             name=f"shardprep-worker-{index}",

@@ -316,6 +316,9 @@ class StatusTable:
         clocks = [ArraySpec(name, shape, "float64") for name, shape in shapes.items()]
         return cls(SlotRing(SlotLayout(workers, (*counters, *clocks)), slots=1))
 
+    def set_idle(self, worker: int) -> None:
+        self.lease[worker] = IDLE
+
     def place(self, worker: int) -> tuple[int, int]:
         """The worker's current lease and row; the lease is IDLE between leases."""
         return int(self.lease[worker]), int(self.row[worker])
@@ -333,19 +336,18 @@ class CpuClock:
     The second value is 0 if the kernel does not tell. A reading takes a microsecond; a thread's first longer.
     """
 
-    _number = -1
+    _file: Descriptor | None = None
     _thread = 0
 
     def read(self) -> npt.NDArray[np.float64]:
         if (thread := get_native_id()) != self._thread:
-            self._thread, self._number = thread, -1
+            self._thread, self._file = thread, None
             with suppress(OSError):  # as in a sandbox
                 self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
-                self._number = self._file.fileno()
         on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
-        if self._number < 0:
+        if self._file is None:
             return np.array((on_cpu, 0.0))
-        _, queued, _ = os.pread(self._number, 64, 0).split()
+        _, queued, _ = os.pread(self._file.fileno(), 64, 0).split()
         return np.array((on_cpu, int(queued) * 1e-9))
 
 
@@ -374,13 +376,10 @@ class EngineBatch:
         return self.form.make_row({name: array[row, ...] for name, array in self.arrays.items()})
 
 
-DescribeRow = Callable[[int, int, Any], str]  # row, number of its batch, item
-
-
 def fill_batch(
-    fill: Fill, number: int, items: Items, *, layout: SlotLayout, describe_row: DescribeRow
+    fill: Fill, number: int, items: Items, *, layout: SlotLayout, describe_row: Callable[[int, int, Any], str]
 ) -> EngineBatch:
-    """Fill a batch in new memory; a note adds the row to an exception of the work."""
+    """Fill a batch in new memory; ``describe_row(row, number, item)`` is a note of the work's exceptions."""
     size = layout.offsets[-1]
     arrays = layout.arrays(allocate_aligned(size), len(items)) if size else {}
     payloads: dict[int, object] = {}

@@ -24,15 +24,7 @@ from shardprep.formats.runtime.processes import (
 from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
 from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
-from shardprep.loaders.engine.messages import (
-    IDLE,
-    CpuClock,
-    Fill,
-    OutcomeWriter,
-    RowTask,
-    StatusTable,
-    pack_error,
-)
+from shardprep.loaders.engine.messages import CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack_error
 
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
@@ -89,7 +81,7 @@ def run_worker(
             lease = unpack_lease(message, task.item_dtype)
             _send(channel, *_fill_lease(lease, fill, ring, status_table, index))
             # After the answer: if a worker dies before answering, it died at this lease.
-            status_table.lease[index] = IDLE
+            status_table.set_idle(index)
             status_table.waiting[index] += got - began
             began = perf_counter()
             status_table.filling[index] += began - got

@@ -47,7 +47,7 @@ class ItemStep(PickableStep):
     def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """Yield the results of all items, or of those with these numbers, without keeping references."""
         items, places = self.number_items(ctx, numbers)
-        result = ctx.times.timed(self.label, ctx.annotate_errors(self.label, partial(self.result, ctx)))
+        result = ctx.times.track(self.label, ctx.annotate_errors(self.label, partial(self.result, ctx)))
         with ending(items):
             # a for loop would keep a reference to the item
             yield from self.filter_results(map(result, items, places))
@@ -108,7 +108,7 @@ class Filter(Step):
         items, numbers = self.source.run(ctx.for_source(self)), count()
         is_wanted = ctx.annotate_errors(self.label, lambda item, _: bool(self.function(item)))
         with ending(items):
-            yield from filter(ctx.times.timed(self.label, lambda item: is_wanted(item, next(numbers))), items)
+            yield from filter(ctx.times.track(self.label, lambda item: is_wanted(item, next(numbers))), items)
 
 
 LABEL = ArraySpec("label", (), "int64")
@@ -331,7 +331,7 @@ class ThreadMap(Map):
         items, places = self.number_items(ctx, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
         result = ctx.annotate_errors(self.label, partial(self.result, ctx))
-        wait = ctx.times.waiting("starved", threads.next_task)
+        wait = ctx.times.track_waits("starved", threads.next_task)
         times = ctx.meter.groups.setdefault(ctx.key_of(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
@@ -391,12 +391,12 @@ class Prefetch(PickableStep):
 
         def serve(tasks: EndableTasks) -> None:
             with ending(items):
-                for number, task in enumerate(iter(times.waiting("blocked", tasks.get), None), 1):
+                for number, task in enumerate(iter(times.track_waits("blocked", tasks.get), None), 1):
                     if task.run() and number < self.items:
                         tasks.put(Task(next, items, finished))
 
         with closing(Threads(1, "prefetch", serve)) as thread, suppress(StopIteration):
-            wait = ctx.times.waiting("starved", thread.next_task)
+            wait = ctx.times.track_waits("starved", thread.next_task)
             thread.tasks.put(Task(next, items, finished))
             while True:
                 task = wait(finished)

@@ -268,7 +268,7 @@ class KeyedSource(Node):
 
     def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         with ending(self.keys(ctx, numbers)) as keys, self.fetch() as item_of:
-            yield from map(ctx.times.timed(self.label, item_of), keys)
+            yield from map(ctx.times.track(self.label, item_of), keys)
 
 
 class Rearrangement(PickableStep):
@@ -511,4 +511,4 @@ def map_with_notes(
     call: Callable[[Any], Any], items: Iterator[Any], ctx: PassContext, numbers: Iterator[int], step: str
 ) -> Iterator[Any]:
     """Yield ``call(item)`` for each item, noted and timed. An item's number is drawn after the item."""
-    return map(ctx.times.timed(step, ctx.annotate_errors(step, lambda item, _: call(item))), items, numbers)
+    return map(ctx.times.track(step, ctx.annotate_errors(step, lambda item, _: call(item))), items, numbers)

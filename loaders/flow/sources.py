@@ -72,7 +72,7 @@ class FromSequence(Node):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        item_of = ctx.times.timed(self.label, SequenceItems(self.items).item)
+        item_of = ctx.times.track(self.label, SequenceItems(self.items).item)
         yield from map(item_of, self.check_numbers(numbers))
 
 
@@ -98,7 +98,7 @@ class FromIterable(Node):
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
         length, drawn = self.length, count()
         with ending(self.passes.begin()) as items:
-            draws = ctx.times.timed_draws(self.label, items)
+            draws = ctx.times.track_draws(self.label, items)
             yield from map(lambda item, number: item, draws, drawn)
         if length.is_exact and (items_drawn := next(drawn)) != length.items:
             raise UsageError(
@@ -263,12 +263,12 @@ class PassDownloads(Owner, Closable):
     @contextmanager
     def prefetch(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
         """Context of the cache for a pass over these files; downloads begun before its end finish."""
-        self._prefetcher.follow(files)
+        self._prefetcher.replace_files(files)
         try:
             yield self._cache
         finally:
             if self.was_made_here:  # after a fork, a thread that was not copied may hold the lock
-                self._prefetcher.follow(())
+                self._prefetcher.replace_files(())
 
 
 ANNOUNCED_RECORDS = 256  # records passed to the read-ahead thread at a time
@@ -321,7 +321,7 @@ class FromDataset(KeyedSource):
 
     def pick(self, ctx: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         with self._keys_and_cache(ctx, numbers) as (keys, cache), self.fetch(cache) as item_of:
-            yield from map(ctx.times.timed(self.label, item_of), keys)
+            yield from map(ctx.times.track(self.label, item_of), keys)
 
     def keys(self, ctx: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
         with self._keys_and_cache(ctx, numbers) as (keys, _):
@@ -413,7 +413,7 @@ class FromParts(Node):
 
     def part(self, ctx: PassContext, number: int) -> Iterator[Any]:
         """Run one part. Closing or dropping the iterator releases its resources."""
-        return ctx.times.timed_draws(self.label, self._run_part(ctx, number))
+        return ctx.times.track_draws(self.label, self._run_part(ctx, number))
 
     def _run_part(self, ctx: PassContext, number: int) -> Iterator[Any]:
         items = ctx.annotate_errors(self.label, lambda part, _: self.function(part))(number, number)

@@ -76,7 +76,7 @@ class ReadAhead(Owner):
         self._file = Descriptor(-1)  # one is open at a time
         self._pending: deque[int] = deque()
         # started later: an interruption in this method would leave it behind
-        self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shardprep-read-ahead", daemon=True)
 
     def expect(self, numbers: Records) -> None:
         shards = self._record_ends.searchsorted(numbers, side="right")
@@ -92,7 +92,7 @@ class ReadAhead(Owner):
         if self._thread.is_alive() and not sys.is_finalizing():  # daemon threads no longer run then
             self._thread.join(5)
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         position: int | None = None
         for first, reach in iter(self._spans.get, None):
             position = first if position is None else max(position, first)
@@ -209,7 +209,7 @@ class Prefetcher(Owner):
         self._ahead = ahead
         self._changed = threading.Condition()
         self._is_closed = False
-        self.follow(())
+        self.replace_files(())
         name = "shardprep-prefetch"
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(THREADS)]
 
@@ -217,7 +217,7 @@ class Prefetcher(Owner):
         for thread in self._threads:
             thread.start()
 
-    def follow(self, files: Sequence[FileEntry]) -> None:
+    def replace_files(self, files: Sequence[FileEntry]) -> None:
         """Download these files instead of the planned ones."""
         with self._changed:
             self._files, self._pending = files, [*range(len(files))]
@@ -225,7 +225,7 @@ class Prefetcher(Owner):
             self._begun, self._over, self._has_room = 0, 0, True
             self._changed.notify_all()
 
-    def skip_to(self, begun: int, over: int) -> None:
+    def advance(self, begun: int, over: int) -> None:
         """Record that the first ``begun`` files are or were in use, and that ``over`` uses have ended."""
         with self._changed:
             if (begun, over) == (self._begun, self._over):
@@ -404,7 +404,7 @@ class ShardFeed(Owner):
         turns = np.concatenate([each.turns()[1] for each in epochs])
         self._cache.foresee(self._files.of(turns.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
-        self._prefetcher.follow(self._files.of(begins.tolist()))
+        self._prefetcher.replace_files(self._files.of(begins.tolist()))
         self._begun, self._total = 0, len(uses.shards)
         with closing(EpochFeed(self, uses)) as feed:
             self._feeds.add(feed)
@@ -437,7 +437,7 @@ class ShardFeed(Owner):
         """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""
         self._begun = begun
         self._cache.used(over * self._files.per_shard)
-        self._prefetcher.skip_to(begun * self._files.per_shard, over)
+        self._prefetcher.advance(begun * self._files.per_shard, over)
 
     @property
     def counts(self) -> StorageCounts:

@@ -33,7 +33,7 @@ from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.open import Collection, open_records
 from shardprep.loaders.batches.passes import refuse_sampler
-from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs
+from shardprep.loaders.batches.stack import BatchSpec, loader_specs
 from shardprep.loaders.engine.dispatcher import Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
@@ -80,7 +80,7 @@ from shardprep.loaders.loader.work import (
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, parse_ranges, resume_epoch
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
-from shardprep.loaders.order.ranks import refuse_division, refuse_other_rank
+from shardprep.loaders.order.ranks import refuse_accelerate, refuse_changed_rank
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, outputs_of
 
@@ -223,7 +223,7 @@ class Loader(Owner, Closable):
                 warn_of_decoder()
             self._with_numbers = bool(with_numbers)
             files = selection.files_of(self.dataset)
-            mean = mean_bytes(files) + (self._subset.mean_image if selection.with_image else 0)
+            mean = mean_bytes(files) + (self._subset.mean_image_bytes if selection.with_image else 0)
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
             layout = make_layout(transform, rows=rows, mean_bytes=mean, workers=self._workers)
             self._results = Results(transform, room=layout.inputs)
@@ -271,8 +271,8 @@ class Loader(Owner, Closable):
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
         if not self._rank_is_given:
-            refuse_other_rank(self._plan.rank, self._plan.world_size)
-        refuse_division(self._plan.world_size)
+            refuse_changed_rank(self._plan.rank, self._plan.world_size)
+        refuse_accelerate(self._plan.world_size)
         self._unstarted_epoch = self._next_epoch
         return self._run()
 
@@ -413,7 +413,7 @@ class Loader(Owner, Closable):
         Raises UsageError if they have no fixed size.
         """
         specs = self.batch_specs
-        return None if specs is None else full_batch_bytes(specs, self._plan.batch_size)
+        return None if specs is None else self._plan.batch_size * sum(spec.row_bytes for spec in specs)
 
     def first_batch(self) -> tuple[Any, ...]:
         """Return the next epoch's first batch, made by :meth:`steps`, without counting it as delivered."""
@@ -551,8 +551,8 @@ class Loader(Owner, Closable):
             **vars(self.engine.stats()),
             workers=self._workers,
             cpus=usable_cpus(),
-            image_bytes=self._subset.mean_image,
-            crop_ready=self._subset.crop_ready,
+            image_bytes=self._subset.mean_image_bytes,
+            crop_ready=self._subset.crop_ready_share,
             course=self.engine.course.points(),
             storage=self._shards.counts if self._shards else StorageCounts(),
         )

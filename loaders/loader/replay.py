@@ -393,7 +393,7 @@ GAP = 8
 LINE = 14  # pixels from one line of text to the next
 SCALE = 0.36  # of OpenCV's font
 TITLE = 26
-MOST = 1024  # pictures in a sheet
+MOST_PICTURES = 1024  # pictures in a sheet
 
 PAPER, INK, FAINT, BAD = (250,) * 3, (30,) * 3, (110,) * 3, (190, 40, 40)
 
@@ -434,8 +434,8 @@ class ContactSheet:
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """Return the records of the step with their pictures, None for skipped ones."""
         records = self.replayed.records
-        if len(records) > MOST:
-            raise UsageError(f"a sheet has at most {MOST} pictures, but the step has {len(records)}")
+        if len(records) > MOST_PICTURES:
+            raise UsageError(f"a sheet has at most {MOST_PICTURES} pictures, but the step has {len(records)}")
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
         return [(record, next(pictures) if record.skipped is None else None) for record in records]
 

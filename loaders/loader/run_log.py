@@ -89,7 +89,7 @@ class LogEntry(JsonRecord):
     def _step_records(self) -> int:
         return self.card.batch_size * self.card.world_size
 
-    def plan_of(self, run: EpochPlan) -> EpochPlan:
+    def plan_for(self, run: EpochPlan) -> EpochPlan:
         """Return the plan of the first rank, and of the steps that this entry counts."""
         own = {name: getattr(self.card, name) for name in ("batch_size", "world_size", "drop_last")}
         return replace(run, rank=0, passed=self.passed, **own)
@@ -282,7 +282,7 @@ class RunLog:
             }
             reached = 0
             for part in sorted(parts.values(), key=lambda entry: (entry.origin, entry.place, entry.start)):
-                own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})
+                own = order._replace(plan=part.plan_for(order.plan), passed={epoch: part.passed})
                 begin = max(reached, part.first, part.since)
                 unlogged = own.numbers_between(reached, begin, epoch)
                 yield from (Sighting(each, epoch, None, None) for each in unlogged.tolist() if each in wanted)
@@ -485,7 +485,7 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
 def _check_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     last = max(parts, key=lambda part: (part.place, part.start, part.progress))
     passed = max(parts, key=lambda part: part.progress[1]).passed
-    plan = replace(last.plan_of(loader._plan), passed=passed)
+    plan = replace(last.plan_for(loader._plan), passed=passed)
     merged = Receipt.merge(part.receipt for part in parts)
     stop = plan.split(subtract_passed(passed, last.start)).whole.stop
     left_out = Tally.of(plan.drop_omitted(plan.order(number)[stop:], number))

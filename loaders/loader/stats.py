@@ -98,17 +98,17 @@ class GroupTimes(Counts):
     def count(self, stage: str, seconds: float) -> None:
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
-    def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
+    def track(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
         """Wrap ``call`` to count its seconds for the stage."""
         return _count_seconds(self.stages, stage, call)
 
-    def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
+    def track_waits(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
         """Wrap ``call`` to count its seconds as waiting for items or for the consumer."""
         return _count_seconds(vars(self), kind, call)
 
-    def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
+    def track_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
         """Yield the items, counting the seconds of drawing them for the stage."""
-        draw = self.timed(stage, items.__next__)
+        draw = self.track(stage, items.__next__)
         with ending(items), suppress(StopIteration):
             while True:
                 yield draw()  # not in a variable, which would hold the batch and its slot

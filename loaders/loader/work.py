@@ -187,13 +187,13 @@ class Subset:
         return [counts[start:stop] for start, stop in pairwise(cuts)]
 
     @cached_property
-    def mean_image(self) -> float:
+    def mean_image_bytes(self) -> float:
         if self.chosen is None:
             return self.dataset.image_bytes / max(1, len(self))
         return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
 
     @cached_property
-    def crop_ready(self) -> float:
+    def crop_ready_share(self) -> float:
         if self.chosen is None:
             return self.dataset.crop_ready / max(1, len(self))
         flags = self.dataset.index["flags"][self.chosen]
@@ -335,7 +335,7 @@ def make_plan(
     plan = EpochPlan(
         dataset=subset.identity,
         shard_counts=subset.shard_counts,
-        shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
+        shuffle=shuffle.in_records(subset.mean_image_bytes) if shuffle else None,
         seed=check_seed(seed),
         batch_size=check_int(batch_size, "batch_size", least=1),
         rank=rank,
@@ -522,14 +522,14 @@ class _ShardWorkspace:
         self._stage_seconds = [0.0] * len(STAGES)
         try:
             if self._work.transform is None and self._work.with_image:
-                yield from self._images(items, room)
+                yield from self._read_images(items, room)
             else:
-                yield from self._outcomes(items, arrays)
+                yield from self._make_outcomes(items, arrays)
         finally:
             # once for all rows, since adding to an array takes longer than reading a clock
             self._clock += self._stage_seconds
 
-    def _images(self, items: Items, room: Room | None) -> Iterator[object]:
+    def _read_images(self, items: Items, room: Room | None) -> Iterator[object]:
         """Yield the encoded images, from whole columns as lists instead of an object per record."""
         places, addresses = items[["shard", "ordinal"]].tolist(), items[[*ADDRESS]].tolist()
         for (number, ordinal), address in zip(places, addresses, strict=True):
@@ -550,7 +550,7 @@ class _ShardWorkspace:
             self._stage_seconds[0] += perf_counter() - began
             yield image
 
-    def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
+    def _make_outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         self._written = RowWriter(items, arrays.pop(INPUTS, None))
         transform = self._transform
         if isinstance(transform, AsColumns):
@@ -567,14 +567,14 @@ class _ShardWorkspace:
             if self._work.with_image:
                 self._records[item.shard]  # if it cannot be opened, skip_bad does not apply
             try:
-                outcome = self._outcome(transform, item, arrays, row)
+                outcome = self._make_outcome(transform, item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = SkippedRow(str(error))
             yield outcome
 
-    def _outcome(self, transform: Transform, item: Item, arrays: Arrays, row: int) -> object:
+    def _make_outcome(self, transform: Transform, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
         has_image = self._work.with_image
         record = self._records.record(

@@ -396,7 +396,7 @@ class Writing:
         if self.missing:
             return
         wanted = int(self.rates[-1] * seconds) if self.rates else FIRST_WRITTEN
-        blocks = max(1, _room(self._place, min(wanted, MOST_WRITTEN)) // MIB)
+        blocks = max(1, _limit_by_free_space(self._place, min(wanted, MOST_WRITTEN)) // MIB)
         try:
             with ExitStack() as stack:
                 file, data = _unnamed_file(self._place, stack), _random_bytes(MIB)
@@ -413,7 +413,7 @@ def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> t
     Each is flushed, so that its pages can be dropped and the time holds.
     """
     data, end, paths = _random_bytes(size), time.monotonic() + seconds, []
-    for number in range(max(1, min(MOST_SMALL, _room(folder, MOST_SMALL_BYTES) // size // 2))):
+    for number in range(max(1, min(MOST_SMALL, _limit_by_free_space(folder, MOST_SMALL_BYTES) // size // 2))):
         if number >= LEAST_SMALL and time.monotonic() > end:
             break
         paths.append(folder / str(number))
@@ -426,7 +426,7 @@ def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> t
 
 def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
     """Write 4 MiB to 1 GiB for ``seconds``, flushed piece by piece; return the descriptor."""
-    size = _room(folder, MOST_SCRATCH)
+    size = _limit_by_free_space(folder, MOST_SCRATCH)
     if size < LEAST_SCRATCH:
         raise NoSpace(f"has no room for a file of {LEAST_SCRATCH >> 20} MiB; make room", path=folder)
     file, data, end = _unnamed_file(folder, stack), _random_bytes(LEAST_SCRATCH), time.monotonic() + seconds
@@ -451,7 +451,7 @@ def _random_bytes(size: int) -> memoryview:
     return memoryview(np.random.default_rng().bytes(size))
 
 
-def _room(folder: Path, wanted: int) -> int:
+def _limit_by_free_space(folder: Path, wanted: int) -> int:
     """Return ``wanted`` bytes, or a quarter of the folder's free space if that is less."""
     return min(wanted, shutil.disk_usage(folder).free // FREE_DIVISOR)
 

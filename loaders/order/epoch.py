@@ -596,7 +596,7 @@ def parse_ranges(value: object, places: int) -> Ranges:
 
 EXACT_RECORDS = 1 << 22  # for more, computing the order takes seconds, and the bounds are close
 DEVIATIONS = 7  # a sum of random numbers exceeds this distance from its mean once in 10^11 cases
-PLACES = 1 << 18  # computed at a time
+PLACES_AT_ONCE = 1 << 18  # computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -672,8 +672,8 @@ def _partition_uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[R
             yield partition.shards[runs][used], part.steps_reached(begins), part.steps_reached(ends)
         else:
             order, shard_ends = plan.order(epoch), np.cumsum(plan.shard_counts)
-            for begin in range(part.start, part.stop, PLACES):
-                places = range(begin, min(begin + PLACES, part.stop))
+            for begin in range(part.start, part.stop, PLACES_AT_ONCE):
+                places = range(begin, min(begin + PLACES_AT_ONCE, part.stop))
                 steps = part.steps_of(np.arange(begin, places.stop))
                 used = (steps >= 0) & (steps < len(split))
                 shards = np.searchsorted(shard_ends, order.batch({number: places})[used], side="right")

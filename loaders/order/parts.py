@@ -148,10 +148,10 @@ def permutation(count: int, bits: np.random.Philox) -> Records:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Partition ``number`` of ``of``: a run of adjacent records from each of ``shards``, in stored order."""
+    """Partition ``number`` of ``total``: a run of adjacent records of each of ``shards``, as stored."""
 
     number: int
-    of: int
+    total: int
     shards: Records
     firsts: Records
     counts: Records
@@ -166,13 +166,13 @@ class Partition:
         A window of 0 is the stored order.
         """
         runs = self.runs(window, seed=seed, epoch=epoch)
-        is_all = self.of == 1 and not 0 < window < self.records
+        is_all = self.total == 1 and not 0 < window < self.records
         return DisplacedOrder(
             self.records,
             window=max(1, min(window, self.records)),
             bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch, item=self.number),
             stream=None if is_all else _stream_of(self.firsts[runs], self.counts[runs]),
-            block=math.ceil(BLOCK / self.of),  # a rank may hold a block of each partition
+            block=math.ceil(BLOCK / self.total),  # a rank may hold a block of each partition
         )
 
     def runs(self, window: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -269,9 +269,10 @@ def _class_counts(labels: Labels) -> npt.NDArray[np.int64]:
     return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
 
-PAIRS = 4096  # of records stored side by side whose labels are compared
-LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
-PLACES, BATCHES = 3, 8  # sampled in the epoch, and steps at each; each place costs the order of a window
+SAMPLED_PAIRS = 4096  # of records stored side by side whose labels are compared
+SAMPLED_LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
+SAMPLED_PLACES = 3  # of the epoch; each costs the order of a window
+STEPS_PER_PLACE = 8
 MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
 ADJACENT_FACTOR = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
 
@@ -287,21 +288,21 @@ def sample_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
     full = plan.with_full_batches
     steps = len(full.split(0)) - (0 if plan.drop_last else 1)
     chosen = list(range(steps))
-    if steps >= PLACES * BATCHES:
-        begins = [steps * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
-        chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
+    if steps >= SAMPLED_PLACES * STEPS_PER_PLACE:
+        begins = [steps * (2 * place + 1) // (2 * SAMPLED_PLACES) for place in range(SAMPLED_PLACES)]
+        chosen = [min(begin + at, steps - 1) for begin in begins for at in range(STEPS_PER_PLACE)]
     counts = [len(np.unique(labels[batch])) for batch in map(Epoch(full, 0).batch, chosen)]
     mean = float(np.mean(counts)) if counts else 0.0
     if plan.omission.closes_gaps:
         labels = np.delete(labels, plan.omission.positions)
-    expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
+    expected = expected_classes(labels[:: 1 + len(labels) // SAMPLED_LABELS], plan.batch_size)
     means = Means(mean, expected)
     return means if mean and not means.is_enough else None
 
 
 def _has_class_runs(labels: Labels) -> bool:
     """Whether neighbours share a class much more often than two random records."""
-    count = min(PAIRS, len(labels) - 1)
+    count = min(SAMPLED_PAIRS, len(labels) - 1)
     places = np.arange(count) * (len(labels) - 1) // count
     beside, apart = labels[places], labels[(places + len(labels) // 2) % len(labels)]
     equal = np.count_nonzero(beside == labels[places + 1])

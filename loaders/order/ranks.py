@@ -55,7 +55,7 @@ def rank_and_world_size(
     return launcher[:2] if launcher else (0, 1)
 
 
-def refuse_other_rank(rank: int, world_size: int) -> None:
+def refuse_changed_rank(rank: int, world_size: int) -> None:
     """Raise UsageError if a framework that was initialised in the meantime reports another rank."""
     made_for = ProcessRank(rank, world_size, "the Loader, which was made before that")
     for found in framework_ranks():
@@ -66,7 +66,7 @@ def refuse_other_rank(rank: int, world_size: int) -> None:
             )
 
 
-def refuse_division(world_size: int) -> None:
+def refuse_accelerate(world_size: int) -> None:
     """Raise UsageError within a DataLoader of Accelerate, which would divide one rank's batches again."""
     caller = sys._getframe().f_back if world_size > 1 else None
     while caller:
@@ -96,7 +96,7 @@ def framework_ranks() -> list[ProcessRank]:
         resolver = strategy.cluster_resolver
         cluster = resolver.cluster_spec()
         sizes = {kind: cluster.num_tasks(kind) for kind in cluster.jobs}
-        rank = rank_of_task(sizes, resolver.task_type, resolver.task_id, source="tf.distribute")
+        rank = task_rank(sizes, resolver.task_type, resolver.task_id, source="tf.distribute")
         ranks += [rank] if rank else []
     return ranks
 
@@ -136,7 +136,7 @@ def launcher_rank(environ: Mapping[str, str]) -> ProcessRank | None:
         kind, index = task.get("type"), task.get("index")
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"TF_CONFIG is not a cluster and a task in JSON: {error}") from error
-    return rank_of_task(sizes, kind, index, source="TF_CONFIG")
+    return task_rank(sizes, kind, index, source="TF_CONFIG")
 
 
 def _lightning_rank(environ: Mapping[str, str]) -> ProcessRank:
@@ -156,7 +156,7 @@ def _lightning_rank(environ: Mapping[str, str]) -> ProcessRank:
     return parse_rank("NODE_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK", rank, "WORLD_SIZE", world_size)
 
 
-def rank_of_task(
+def task_rank(
     sizes: Mapping[str, int], kind: str | None, index: int | None, *, source: str
 ) -> ProcessRank | None:
     """Return the rank of a task of a TensorFlow cluster: the chief first, then the workers.

@@ -78,13 +78,13 @@ class Choice(NamedTuple):
 def _normalize_options(options: Any) -> None:
     """Replace NumPy's numbers by Python's, and lists and arrays by tuples: to compare, and for JSON."""
     for each in fields(options):
-        object.__setattr__(options, each.name, _plain(getattr(options, each.name)))
+        object.__setattr__(options, each.name, _to_plain(getattr(options, each.name)))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim):
         value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_to_plain, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import parts as partition_module
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, resume_epoch
 from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, apportion
-from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
+from shardprep.loaders.order.ranks import rank_and_world_size, refuse_changed_rank
 from support.sampling import torture_except
 from support.whole_order import whole_order
 
@@ -216,9 +216,9 @@ def test_sources_of_a_rank_that_contradict_each_other_are_an_error(initialised, 
 def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_another(initialised):
     initialised(torch=(1, 2))
 
-    refuse_other_rank(1, 2)
+    refuse_changed_rank(1, 2)
     with pytest.raises(UsageError, match=r"rank 1 of 2 .* torch\.distributed, but rank 0 of 1 .* the Loader"):
-        refuse_other_rank(0, 1)
+        refuse_changed_rank(0, 1)
 
 
 shard_counts = st.lists(st.integers(0, 60), max_size=8)
