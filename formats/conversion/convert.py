@@ -22,14 +22,14 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import PlanOptions, versions_for
+from shardprep.formats.conversion.plan import PlanOptions, writer_versions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
     SkippedImage,
     finish,
-    is_other_file,
+    is_non_image,
     shard_jobs,
 )
 from shardprep.formats.errors import BadImage, DataError, ShardprepError, UsageError
@@ -177,10 +177,10 @@ def convert(
             path=conversion.path.url,
         )
     runner = JobRunner(workers, executor, progress)
-    return convert_each(conversion, progress, partial(_converted, runner=runner))
+    return convert_splits(conversion, progress, partial(_convert_split, runner=runner))
 
 
-def convert_each(
+def convert_splits(
     conversion: Conversion, progress: Progress, convert_one: Callable[[PreparedSplit], T]
 ) -> list[T]:
     """Prepare all splits, raise their problems, then convert the splits one by one."""
@@ -191,7 +191,7 @@ def convert_each(
             with problems.collect():
                 conversion.share_listing(source, split, output, progress)
         problems.raise_all()
-    prepared = conversion.prepared(source, problems, progress)
+    prepared = conversion.prepare(source, problems, progress)
     problems.raise_all()
     return convert_prepared(prepared, convert_one, restart=conversion.options.restart)
 
@@ -199,42 +199,42 @@ def convert_each(
 def convert_prepared(
     prepared: Sequence[PreparedSplit], convert_one: Callable[[PreparedSplit], T], *, restart: bool
 ) -> list[T]:
-    """Convert splits one by one. An interruption notes how many shards are kept.
+    """Convert splits one by split. An interruption notes how many shards are kept.
 
     A ``restart`` discards the unfinished work of all splits before the first is converted, so that an
     interrupted run can be continued without another restart.
     """
-    for one in prepared if restart else ():
-        if not one.is_finished:
-            with WorkFolder(one.output) as work_folder:
-                if not one.is_finished:  # another run may have finished it since
+    for split in prepared if restart else ():
+        if not split.is_finished:
+            with WorkFolder(split.output) as work_folder:
+                if not split.is_finished:  # another run may have finished it since
                     work_folder.discard(OUTPUT_FILES)
     done = []
-    for one in prepared:
-        kept = partial(describe_finished, one.output, [shard.name for shard in one.shards])
+    for split in prepared:
+        kept = partial(describe_finished, split.output, [shard.name for shard in split.shards])
         with add_resume_note(kept, restarted=restart):
-            done.append(convert_one(one))
+            done.append(convert_one(split))
     return done
 
 
-def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
+def _convert_split(prepared: PreparedSplit, runner: JobRunner) -> Converted:
     output = prepared.output
-    with prepared.begun() as work_folder:
+    with prepared.begin_work() as work_folder:
         if work_folder is not None:
             built = build_shards(prepared, work_folder, runner)
             manifest = finish(work_folder, prepared, built)
-            return Converted(path=output, **outcome(prepared, manifest, built))
-    manifest = prepared.finished_manifest()
+            return Converted(path=output, **split_outcome(prepared, manifest, built))
+    manifest = prepared.read_finished_manifest()
     link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
     if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
-        with mending(output, manifest) as work_folder:
+        with lock_finished(output, manifest) as work_folder:
             link_archive(link, archive.path, work_folder.run)
     verify_finished(output, runner.progress)
     skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
-    return Converted(path=output, **outcome(prepared, manifest, None, skipped))
+    return Converted(path=output, **split_outcome(prepared, manifest, None, skipped))
 
 
-def outcome(
+def split_outcome(
     prepared: PreparedSplit,
     manifest: Manifest,
     built: Sequence[BuiltShard] | None,
@@ -245,33 +245,33 @@ def outcome(
     return {
         "manifest": manifest,
         "already_complete": built is None,
-        "skipped": sum_up(listing, built or (), skipped),
+        "skipped": summarise_skipped(listing, built or (), skipped),
         "ignored": listing.ignored,
         "notes": (
             *listing.notes,
-            *_notes_on_columns(prepared, built or ()),
-            *_notes_beside(prepared.output, manifest),
+            *_column_notes(prepared, built or ()),
+            *_neighbour_notes(prepared.output, manifest),
         ),
-        "has_labels": prepared.planned.has_labels,
+        "has_labels": prepared.plan.has_labels,
     }
 
 
-def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
+def _column_notes(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
     """Yield a note for each column with images of other sizes than their records', and one on shrinking."""
     has_places = any(field.kind.endswith(("image", "json", "]")) for field in prepared.listing.schema)
-    if has_places and prepared.planned.options.shorter_side is not None:
+    if has_places and prepared.plan.options.shorter_side is not None:
         yield "--shorter-side shrinks only the images: masks, and positions in pixels, stay as they are in the columns"
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
-        if others := [one for one in built_columns if one.other_sizes]:
-            count = count_of(sum(one.other_sizes for one in others), "image")
+        if others := [each for each in built_columns if each.other_sizes]:
+            count = count_of(sum(each.other_sizes for each in others), "image")
             yield (
                 f"{count} in the column {column.name} with a size other than the record's image (first: "
                 f"{others[0].first_other}); training refuses them as masks"
             )
 
 
-def _notes_beside(output: Path, manifest: Manifest) -> Iterator[str]:
+def _neighbour_notes(output: Path, manifest: Manifest) -> Iterator[str]:
     """Yield a note for each split beside this one in which a class of both has another number."""
     here = manifest.labels.label_of
     for split in SPLITS if output.name in SPLITS else ():
@@ -291,17 +291,17 @@ def build_shards(
     builder: Callable[[ShardJob], Any] | None = None,
 ) -> list[BuiltShard]:
     """Build a split's missing shards, and return all of them. ``builder`` replaces ``build_shard``."""
-    planned, shards, listing = prepared.planned, prepared.shards, prepared.listing
+    plan, shards, listing = prepared.plan, prepared.shards, prepared.listing
     if listing.cache_key is not None:
         stored = StoredEntries(work_folder.folder, listing.cache_key)
         if stored.read() is None:
             stored.write(listing.entries, work_folder.run)
-    home = versions_for(planned.options) if runner.executor else None
-    jobs = shard_jobs(planned, shards, work_folder, home=home, builder=builder)
+    home = writer_versions(plan.options) if runner.executor else None
+    jobs = shard_jobs(plan, shards, work_folder, home=home, builder=builder)
     finished = {shard.name for shard in shards} & finished_shards(prepared.output)
     if kept := describe_finished(prepared.output, [shard.name for shard in shards]):
         runner.progress.note(f"{kept} already")
-    verb = "index" if planned.options.container == IN_PLACE else "convert"
+    verb = "index" if plan.options.container == IN_PLACE else "convert"
     return runner.run(f"{verb} {listing.split}", jobs, work_folder.run, shards, finished)
 
 
@@ -381,22 +381,22 @@ def convert_part(
             "part"
         )
     runner = JobRunner(workers, progress=progress)
-    return convert_each(conversion, progress, partial(_built_part, part=part, runner=runner))
+    return convert_splits(conversion, progress, partial(_build_part, part=part, runner=runner))
 
 
-def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
+def _build_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
     """Build one part's shards of a split. Raises PlanMismatch if it was finished with another plan."""
-    planned, skipped, missing = prepared.planned, SkippedImages(), set[str]()
+    plan, skipped, missing = prepared.plan, SkippedImages(), set[str]()
     shards: Sequence[BuiltShard | FileEntry] | None = None
-    with prepared.begun(shared=True) as work_folder:
+    with prepared.begin_work(shared=True) as work_folder:
         if work_folder is not None:
             built = shards = build_shards(prepared, work_folder, runner)
-            skipped = sum_up(prepared.listing, built)
-            missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
+            skipped = summarise_skipped(prepared.listing, built)
+            missing = {shard.name for shard in plan.shards} - finished_shards(prepared.output)
     if is_complete := shards is None:
         runner.progress.note(f"{prepared.output} is complete already")
         names = {shard.name for shard in prepared.shards}
-        shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
+        shards = [entry for entry in prepared.read_finished_manifest().shards if entry.name in names]
     return ConvertedPart(
         path=prepared.output,
         split=prepared.listing.split,
@@ -404,12 +404,12 @@ def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRu
         shards=tuple(shard.name for shard in shards),
         records=sum(shard.records for shard in shards),
         file_bytes=sum(shard.size for shard in shards),
-        total=len(planned.shards),
+        total=len(plan.shards),
         missing=len(missing),
         already_complete=is_complete,
         skipped=skipped,
         has_images=prepared.listing.has_images,
-        has_labels=planned.has_labels,
+        has_labels=plan.has_labels,
     )
 
 
@@ -419,12 +419,12 @@ def verify_finished(output: Path, progress: Progress) -> None:
     report = verify(output, progress=progress)
     report.raise_for_findings()
     if report.manifest and (output / WORK_FOLDER_NAME).exists():
-        with mending(output, report.manifest):
+        with lock_finished(output, report.manifest):
             pass
 
 
 @contextmanager
-def mending(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
+def lock_finished(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
     """A context that locks a finished dataset, and at its end removes the leftovers of unfinished work."""
     with WorkFolder(path) as work_folder:
         yield work_folder
@@ -432,23 +432,23 @@ def mending(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
         work_folder.remove()
 
 
-def sum_up(
+def summarise_skipped(
     listing: Listing, built: Iterable[BuiltShard], before: Sequence[SkippedImage] = ()
 ) -> SkippedImages:
     """Summarise the images that were left out of the shards, or ``before``."""
     skipped, entries = [*before, *(image for shard in built for image in shard.skipped)], listing.entries
     if not skipped:
         return SkippedImages()
-    keys = defaultdict(list)
+    keys_of = defaultdict(list)
     for image in skipped:
-        keys[cause_of(image.reason)].append(image.key)
+        keys_of[cause_of(image.reason)].append(image.key)
     left_out = np.isin(entries["key"], [image.key.encode() for image in skipped])
     labels = entries["label"]
     emptied = np.setdiff1d(labels[labels >= 0], labels[~left_out])
-    causes = [SkippedCause(cause, len(found), min(found)) for cause, found in keys.items()]
+    causes = [SkippedCause(cause, len(keys), min(keys)) for cause, keys in keys_of.items()]
     return SkippedImages(
         count=len(skipped),
-        causes=tuple(sorted(causes, key=lambda one: (-one.count, one.cause))),
+        causes=tuple(sorted(causes, key=lambda cause: (-cause.count, cause.cause))),
         emptied=tuple(listing.labels.classes[label].name for label in emptied.tolist()),
     )
 
@@ -580,45 +580,45 @@ def plan_conversion(
     progress, problems, skipped = progress_or_bar(progress), Problems(), Problems()
     count = usable_cpus() if workers is None else workers
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
-    description, prepared = "", list[PreparedSplit]()
+    description, prepared_splits = "", list[PreparedSplit]()
     with problems.collect():
         recognised = conversion.source(progress)
         description = recognised.description
         with problems.collect():
             conversion.check_outputs(recognised)
-        prepared = conversion.prepared(recognised, problems, progress)
+        prepared_splits = conversion.prepare(recognised, problems, progress)
     splits, total = [], _Findings()
     least, runner = None if images == "all" else count, JobRunner(workers, progress=progress)
-    for one in prepared:
-        found = _Findings() if one.is_finished else _checked(one, least, runner)
-        is_skipping = one.planned.options.on_bad_image == "skip"
-        problems.merge(found.problems)
-        (skipped if is_skipping else problems).merge(found.bad)
-        listing, planned = one.listing, one.planned
-        records = sum(shard.records for shard in one.shards)
+    for prepared in prepared_splits:
+        findings = _Findings() if prepared.is_finished else _check_split(prepared, least, runner)
+        is_skipping = prepared.plan.options.on_bad_image == "skip"
+        problems.merge(findings.problems)
+        (skipped if is_skipping else problems).merge(findings.bad)
+        listing, plan = prepared.listing, prepared.plan
+        records = sum(shard.records for shard in prepared.shards)
         planned_split = PlannedSplit(
             split=listing.split,
-            path=one.output,
+            path=prepared.output,
             layout=listing.layout,
             images=records,
             classes=len(listing.labels),
-            image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
-            container=planned.options.container,
-            shards=len(one.shards),
-            disk_bytes=one.most_bytes(one.shards),
-            checked=found.images,
-            skipped=found.bad_images if is_skipping else 0,
+            image_bytes=sum(int(plan.entries_of(shard)["length"].sum()) for shard in prepared.shards),
+            container=plan.options.container,
+            shards=len(prepared.shards),
+            disk_bytes=prepared.max_bytes(prepared.shards),
+            checked=findings.images,
+            skipped=findings.bad_images if is_skipping else 0,
             ignored=listing.ignored,
-            already_complete=one.is_finished,
+            already_complete=prepared.is_finished,
             columns=listing.schema.kinds,
             notes=listing.notes,
             has_images=listing.has_images,
-            has_labels=planned.has_labels,
+            has_labels=plan.has_labels,
         )
         splits.append(planned_split)
-        if found.bad_images == records == len(listing.entries):
-            problems.add(DataError("the source has no intact image", path=one.output))
-        total.add(found)
+        if findings.bad_images == records == len(listing.entries):
+            problems.add(DataError("the source has no intact image", path=prepared.output))
+        total.add(findings)
     return DryRun(description, tuple(splits), problems, skipped, count, *total.estimate(count))
 
 
@@ -662,7 +662,7 @@ class _Findings:
             data = b"".join([image, *reader.values(entry)])
         except (BadImage, BadValue) as error:
             self.bad_images += 1
-            advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
+            advice = "; --skip-non-images leaves out such files" if is_non_image(reader, entry) else ""
             message = error.message + advice
             bad = BadImage(message, path=reader.location_of(entry), key=entry["key"].decode())
             self.bad.add(bad, _DETAILS.sub("", message))
@@ -687,30 +687,30 @@ class _Findings:
         return (per_byte + self.hashed / self.hashed_bytes) * self.size / at_once, at_once / per_byte
 
 
-def _checked(one: PreparedSplit, least: int | None, runner: JobRunner) -> _Findings:
+def _check_split(split: PreparedSplit, least: int | None, runner: JobRunner) -> _Findings:
     """Check the images of the shards to build, or of a sample of ``least`` or more of these shards."""
-    shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
-    found = _Findings(shards=len(shards), size=sum(shard.size for shard in shards))
+    shards = [shard for shard in split.shards if not (split.output / shard.name).exists()]
+    findings = _Findings(shards=len(shards), size=sum(shard.size for shard in shards))
     if least is not None and (records := sum(shard.records for shard in shards)):
         count = min(len(shards), max(least, ceil(SAMPLE_IMAGES * len(shards) / records)))
         shards = [shards[number * len(shards) // count] for number in range(count)]
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
     with TemporaryDirectory(dir=memory) as folder, WorkFolder(Path(folder)) as work_folder:
         jobs = (
-            replace(job, output=one.output, builder=check_images)
-            for job in shard_jobs(one.planned, shards, work_folder)
+            replace(job, output=split.output, builder=check_images)
+            for job in shard_jobs(split.plan, shards, work_folder)
         )
-        for checked in runner.run(f"check {one.listing.split}", jobs, work_folder.run, shards):
-            found.add(checked)
-    return found
+        for checked in runner.run(f"check {split.listing.split}", jobs, work_folder.run, shards):
+            findings.add(checked)
+    return findings
 
 
 def check_images(job: ShardJob) -> _Findings:
     """Read one shard's images and columns, check the images' headers, and hash a sample."""
-    found, places = _Findings(), counted_range(job.run, job.shard.number, len(job.entries))
-    with closing(places), found.problems.collect(), job.reader.open() as reader:
+    findings, places = _Findings(), counted_range(job.run, job.shard.number, len(job.entries))
+    with closing(places), findings.problems.collect(), job.reader.open() as reader:
         reader.expect(job.entries)
         for place in places:
-            with found.problems.collect():
-                found.check(job, reader, place)
-    return found
+            with findings.problems.collect():
+                findings.check(job, reader, place)
+    return findings

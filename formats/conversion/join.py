@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import ShardJob, column_entries
+from shardprep.formats.conversion.shard import ShardJob, write_column_tables
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import (
@@ -334,7 +334,7 @@ def _built(
         for shard in shards
     )
     built = runner.run("join", jobs, work_folder.run, shards)
-    entries = list(column_entries(work_folder, schema, built, offsets=manifest.offsets))
+    entries = list(write_column_tables(work_folder, schema, built, offsets=manifest.offsets))
     for table in (entry.table for entry in entries):
         path = output / table.name
         if listed.get(path.name, table) != table:

@@ -172,7 +172,7 @@ class Plan:
         return self.listing.entries[self.order[shard.first : shard.last]]
 
 
-def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:
+def make_plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:
     """Plan a conversion, with the same result on every platform and for any order of the entries.
 
     An earlier format ``version`` plans the repair of an earlier dataset. Takes 16 bytes per entry in addition
@@ -195,7 +195,7 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
             size=math.ceil(int(lengths[first:last].sum()) * growth),
             key_bytes=key_bytes,
         )
-        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
+        for number, (first, last) in enumerate(shard_ranges(lengths, options.shard_size))
     )
     return Plan(
         listing=listing,
@@ -220,7 +220,7 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
     return in_order[permutation(len(entries), options.seed)] if options.order == "shuffled" else in_order
 
 
-def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
+def shard_ranges(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
     """Return each shard's range of records [first, last), given the records' lengths in bytes.
 
     A shard has at least one record, and is filled until the next record would exceed ``shard_size``.
@@ -265,7 +265,7 @@ def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
     return (order[start : start + (1 << 16)] for start in range(0, len(order), 1 << 16))
 
 
-def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[Unit, ...]]:
+def deal_shards(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[Unit, ...]]:
     """Yield the shards of each plan in part i of n, (i, n); they are dealt one by one over all plans."""
     (number, of), before = part, 0
     for plan in plans:
@@ -273,11 +273,11 @@ def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[Unit,
         before += len(plan.shards)
 
 
-def versions_for(options: PlanOptions) -> dict[str, str]:
+def writer_versions(options: PlanOptions) -> dict[str, str]:
     """Return this machine's versions and settings that affect the bytes of shards with these options."""
-    found = {"shardprep": version("shardprep")}
-    found |= {name: str(value) for name, value in container(options.container).library().items()}
-    return found | ({"transcoder": options.transcoder} if options.transcodes else {})
+    versions = {"shardprep": version("shardprep")}
+    versions |= {name: str(value) for name, value in container(options.container).library().items()}
+    return versions | ({"transcoder": options.transcoder} if options.transcodes else {})
 
 
 def check_machine(
@@ -287,7 +287,7 @@ def check_machine(
 
     ``home`` has that machine's versions; ``run`` is a folder that it made. Reads the first entry.
     """
-    refuse_other_versions(home, versions_for(options), "conversion")
+    refuse_other_versions(home, writer_versions(options), "conversion")
     if not run.is_dir():
         raise other_machine(
             "does not see the output, or its run has ended; mount the output there at the same path", run

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, plan, shares
+from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, deal_shards, make_plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
@@ -97,11 +97,11 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
 
 def refuse_network(output: Path, kind: str) -> None:
     """Raise UsageError for LMDB on a network file system, where its memory-mapped file is not coherent."""
-    found = filesystem_type(output)
-    may_be_remote = found.startswith("fuse.") and found not in LOCAL_FUSE
-    if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or may_be_remote):
+    filesystem = filesystem_type(output)
+    may_be_remote = filesystem.startswith("fuse.") and filesystem not in LOCAL_FUSE
+    if kind == "lmdb" and (filesystem in NETWORK_FILESYSTEMS or may_be_remote):
         raise UsageError(
-            f"is on a network file system ({found}), where building LMDB is not safe; use --format hdf5, "
+            f"is on a network file system ({filesystem}), where building LMDB is not safe; use --format hdf5, "
             "or convert to a local disk and copy, or add --allow-network-fs",
             path=output,
         )
@@ -160,21 +160,21 @@ class PreparedSplit:
     """A split planned for the folder ``output``; ``shards`` are those to build: all, or one part's."""
 
     output: Path
-    planned: Plan
+    plan: Plan
     boxes: Rows | None
     shards: Sequence[Unit]
 
     @property
     def listing(self) -> Listing:
-        return self.planned.listing
+        return self.plan.listing
 
     @property
     def is_finished(self) -> bool:
         return (self.output / MANIFEST_NAME).exists()
 
     @contextmanager
-    def begun(self, *, shared: bool = False) -> Iterator[WorkFolder | None]:
-        """A context that locks the output, and begins or resumes work there; None if it is finished."""
+    def begin_work(self, *, shared: bool = False) -> Iterator[WorkFolder | None]:
+        """Lock the output, and begin or resume work in the folder yielded; None if it is finished."""
         if not self.is_finished:
             with WorkFolder(self.output, shared=shared) as work_folder:
                 if not self.is_finished:  # another run may have finished it since
@@ -183,22 +183,22 @@ class PreparedSplit:
                     return
         yield None
 
-    def most_bytes(self, shards: Iterable[Unit]) -> int:
+    def max_bytes(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the size of the tables and these shards."""
-        kind, planned = container(self.planned.options.container), self.planned
-        tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+        kind, plan = container(self.plan.options.container), self.plan
+        tables = len(plan.order) * (index_dtype(plan.key_bytes).itemsize + 32)
         return tables + sum(map(kind.bytes_needed, shards))
 
     def bytes_to_write(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the bytes still to write for these shards."""
         missing = (shard for shard in shards if not (self.output / shard.name).exists())
-        return self.most_bytes(()) + self.most_bytes(missing)  # at the end, rows exist in both folders
+        return self.max_bytes(()) + self.max_bytes(missing)  # at the end, rows exist in both folders
 
     def check_output(self, folders: Iterable[Path], options: ConvertOptions, problems: Problems) -> None:
         """Add to ``problems`` why the split cannot be written; ``folders`` are the source's."""
         if self.is_finished:
             with problems.collect():
-                self.finished_manifest()
+                self.read_finished_manifest()
             return
         with problems.collect():
             check_output(self.output, folders)
@@ -206,26 +206,26 @@ class PreparedSplit:
                 refuse_other_plan(self.output, self.guard())
         if not options.allow_network_fs:
             with problems.collect():
-                refuse_network(self.output, self.planned.options.container)
+                refuse_network(self.output, self.plan.options.container)
 
-    def finished_manifest(self) -> Manifest:
+    def read_finished_manifest(self) -> Manifest:
         """Return the finished output's manifest. Raises DataError; PlanMismatch if its plan differs."""
         manifest = read_manifest(self.output)
-        self.refuse_other(manifest, self.output)
+        self.refuse_other_conversion(manifest, self.output)
         return manifest
 
-    def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
+    def refuse_other_conversion(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
         """Raise PlanMismatch if the finished dataset at ``place`` was made with another plan.
 
         The policy for bad images matters only if images were skipped, the options of the source only if they
         lead to different images.
         """
-        policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
-        what, planned = "items" if self.listing.layout == LAYOUT else "images", self.planned
+        policy = self.plan.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
+        what, plan = "items" if self.listing.layout == LAYOUT else "images", self.plan
         if manifest.version != FORMAT_VERSION:
-            planned = plan(self.listing, planned.options, version=manifest.version)
+            plan = make_plan(self.listing, plan.options, version=manifest.version)
         begun = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
-        now = planned.options.to_json() | {"on_bad_image": policy, what: planned.digests.get(policy)}
+        now = plan.options.to_json() | {"on_bad_image": policy, what: plan.digests.get(policy)}
         if what == "images" and begun[what] != now[what]:
             begun |= SourceOptions.of_manifest(manifest.source).kept()
             now |= self.listing.options
@@ -237,18 +237,18 @@ class PreparedSplit:
 
     def guard(self) -> dict[str, Any]:
         """Return the values that must not change until the conversion is finished, by names for users."""
-        planned, entries = self.planned, self.listing.entries
+        plan, entries = self.plan, self.listing.entries
         times = hashlib.sha256()
-        for rows in blocks(planned.order):
+        for rows in blocks(plan.order):
             for column in (name for name in entries.dtype.names or () if name not in IN_PLAN):
                 times.update(entries[column][rows].tobytes())
-        writer = {"shardprep": version("shardprep"), **container(planned.options.container).library()}
+        writer = {"shardprep": version("shardprep"), **container(plan.options.container).library()}
         source = [[archive.state for archive in self.listing.archives], times.hexdigest()]
         given = dict(self.listing.options)
-        parts: dict[str, object] = {"source": source, "images": planned.work_digest}
+        parts: dict[str, object] = {"source": source, "images": plan.work_digest}
         if self.listing.layout == LAYOUT:  # what describes the items is not a user's option
             given, parts = {}, {"items": sha256_of([given, *parts.values()])}
-        options = planned.options.to_json() | given
+        options = plan.options.to_json() | given
         del options["on_bad_image"]  # it does not affect finished shards
         parts |= {
             "split": self.listing.split,
@@ -303,7 +303,7 @@ class Conversion:
 
     def source(self, progress: Progress) -> Source:
         """Recognise the source, and note its description. Raises UsageError, DataError, OSError."""
-        found = recognise(
+        source = recognise(
             self.path,
             split=self.split,
             check_md5=self.options.check_md5,
@@ -311,8 +311,8 @@ class Conversion:
             seed=self.plan_options.seed,
             progress=progress,
         )
-        progress.note(f"source: {found.description}; listing it")
-        return found
+        progress.note(f"source: {source.description}; listing it")
+        return source
 
     def outputs(self, source: Source) -> dict[str, Path]:
         if self.split:
@@ -344,7 +344,7 @@ class Conversion:
             if stored.read() is None and not (listing := source.survey(split)).problems:
                 stored.write(listing.entries, work_folder.run)
 
-    def prepared(self, source: Source, problems: Problems, progress: Progress) -> list[PreparedSplit]:
+    def prepare(self, source: Source, problems: Problems, progress: Progress) -> list[PreparedSplit]:
         """Return the splits that can be planned, without writing anything.
 
         Adds the problems of each split and output to ``problems``, and prepares the others all the same.
@@ -359,8 +359,8 @@ class Conversion:
                         folder, cache_key
                     ).read()  # which a part of this conversion stored
                 listings.append(source.survey(split, entries))
-        for found in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
-            problems.merge(found)
+        for own in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
+            problems.merge(own)
         for listing in listings:
             is_short = listing.is_partial and not (self.options.allow_partial and len(listing.entries))
             if is_short:
@@ -380,22 +380,22 @@ class Conversion:
                         "in place; convert them with prep convert"
                     )
                 boxes = source.boxes(listing.split, listing.labels)  # now, to raise errors before any work
-                planned = plan(listing, self.plan_options)
-                prepared.append(PreparedSplit(outputs[listing.split], planned, boxes, planned.shards))
+                plan = make_plan(listing, self.plan_options)
+                prepared.append(PreparedSplit(outputs[listing.split], plan, boxes, plan.shards))
         if self.part:
-            dealt = shares([one.planned for one in prepared], self.part)
-            prepared = [replace(one, shards=share) for one, share in zip(prepared, dealt, strict=True)]
+            dealt = deal_shards([each.plan for each in prepared], self.part)
+            prepared = [replace(each, shards=share) for each, share in zip(prepared, dealt, strict=True)]
         else:
             _note_untrained(prepared, progress)
             _note_random_reads(prepared, progress)
-        for one in prepared:
-            one.check_output(source.folders, self.options, problems)
+        for each in prepared:
+            each.check_output(source.folders, self.options, problems)
         with problems.collect():
             needed = {}
-            for one in (each for each in prepared if not each.is_finished):
-                kept = len(one.shards) if self.kept_shards is None else self.kept_shards
-                largest = nlargest(kept, one.shards, key=lambda shard: shard.size)
-                needed[one.output] = one.bytes_to_write(largest)
+            for each in (split for split in prepared if not split.is_finished):
+                kept = len(each.shards) if self.kept_shards is None else self.kept_shards
+                largest = nlargest(kept, each.shards, key=lambda shard: shard.size)
+                needed[each.output] = each.bytes_to_write(largest)
             if self.kept_shards is not None:  # one split after the other, each removed at its end
                 needed = dict(nlargest(1, needed.items(), key=itemgetter(1)))
             check_room(needed, alone=self.part is None)
@@ -405,7 +405,7 @@ class Conversion:
 def _note_random_reads(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
     """Note the bytes to read where shuffling multiplies them."""
     for listing in (
-        one.listing for one in prepared if one.planned.options.order == "shuffled" and not one.is_finished
+        one.listing for one in prepared if one.plan.options.order == "shuffled" and not one.is_finished
     ):
         image_bytes = int(listing.entries["length"].sum())
         if listing.random_read_bytes > MOST_READ_AGAIN * image_bytes:
@@ -418,7 +418,7 @@ def _note_random_reads(prepared: Iterable[PreparedSplit], progress: Progress) ->
 
 def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
     """Note the classes in val without images in train: a folder's name may be misspelt."""
-    listings = {one.listing.split: one.listing for one in prepared}
+    listings = {split.listing.split: split.listing for split in prepared}
     if not {"train", "val"} <= listings.keys():
         return
     val, train = listings["val"], listings["train"]

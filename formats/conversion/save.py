@@ -23,16 +23,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from shardprep.formats.conversion.convert import convert_prepared, verify_finished
-from shardprep.formats.conversion.plan import PlanOptions, plan
+from shardprep.formats.conversion.plan import PlanOptions, make_plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
     build_shard,
     finish,
+    read_shard_rows,
+    read_trusted_commit,
     shard_jobs,
-    shard_rows,
-    trusted_commit,
 )
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.records.record import (
@@ -173,16 +173,16 @@ def write_dataset(
 def _saved(
     prepared: PreparedSplit, items: OpenedItems, total: int, workers: int | None, progress: Progress
 ) -> Manifest:
-    with prepared.begun() as work_folder:
+    with prepared.begin_work() as work_folder:
         if work_folder is not None:
             if items.numbered is not None:
                 jobs = _jobs(prepared, items.numbered, items.coder, workers, work_folder)
-                runner, shards = JobRunner(workers, progress=progress), prepared.planned.shards
+                runner, shards = JobRunner(workers, progress=progress), prepared.plan.shards
                 built = runner.run("save", jobs, work_folder.run, shards)
             else:
                 prepared, built = _streamed(prepared, items, total, work_folder, progress)
             return _finished(work_folder, prepared, items.coder, built)
-    manifest, of_items = prepared.finished_manifest(), prepared.listing.options
+    manifest, of_items = prepared.read_finished_manifest(), prepared.listing.options
     if {name: manifest.source.get(name) for name in of_items} != of_items:
         raise PlanMismatch(
             "holds a finished dataset of other items; choose another folder, or remove this one",
@@ -217,8 +217,8 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         schema=items.coder.schema,
         has_images=items.coder.has_images,
     )
-    planned = plan(listing, options)
-    return PreparedSplit(output, planned, None, planned.shards if items.numbered is not None else ())
+    plan = make_plan(listing, options)
+    return PreparedSplit(output, plan, None, plan.shards if items.numbered is not None else ())
 
 
 def _jobs(
@@ -236,10 +236,10 @@ def _jobs(
     elsewhere = None if workers == 0 else source.elsewhere()
     if elsewhere is not None and (data := pickle_for_worker(elsewhere)) is not None:
         builder = partial(build_fetched, data, coder)
-        yield from shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
+        yield from shard_jobs(prepared.plan, prepared.shards, work_folder, builder=builder)
         return
-    jobs = list(shard_jobs(prepared.planned, prepared.shards, work_folder))
-    numbers = [[] if trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
+    jobs = list(shard_jobs(prepared.plan, prepared.shards, work_folder))
+    numbers = [[] if read_trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
     for job, own in zip(jobs, numbers, strict=True):
@@ -255,18 +255,18 @@ def _streamed(
     """
     work_folder.discard(OUTPUT_FILES)
     work_folder.claim(prepared.guard())
-    planned, shards, built, done = prepared.planned, list[Unit](), list[BuiltShard](), 0
+    plan, shards, built, done = prepared.plan, list[Unit](), list[BuiltShard](), 0
     with progress.task("save", records=total, size=0):
-        for group in _groups(items, planned.options.shard_size, progress):
+        for group in _groups(items, plan.options.shard_size, progress):
             number, first, done = len(shards), done, done + len(group)
-            name = f"shard-{number:05d}{SUFFIXES[planned.options.container]}"
+            name = f"shard-{number:05d}{SUFFIXES[plan.options.container]}"
             shard = Unit(name, number, first, done, size=0, key_bytes=1)
             ProgressCounters(work_folder.run, [shard])
-            (job,) = shard_jobs(replace(planned, shards=(shard,)), [shard], work_folder)
+            (job,) = shard_jobs(replace(plan, shards=(shard,)), [shard], work_folder)
             built.append(build_shard(job_of_items(job, group, range(first, done))))
             shards.append(shard)
-    planned = replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32))
-    return replace(prepared, planned=planned), built
+    plan = replace(plan, shards=tuple(shards), order=np.arange(done, dtype=np.uint32))
+    return replace(prepared, plan=plan), built
 
 
 def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
@@ -290,18 +290,18 @@ def _finished(
     work_folder: WorkFolder, prepared: PreparedSplit, coder: ItemCoder, built: list[BuiltShard]
 ) -> Manifest:
     """Check the keys, complete the plan with the widest key and largest label of all items, and finish."""
-    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
+    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in read_shard_rows(work_folder, built)]
     keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     for key in repeated_keys(keys):
-        first, second = sorted(prepared.planned.order[np.flatnonzero(keys == key)[:2]].tolist())
+        first, second = sorted(prepared.plan.order[np.flatnonzero(keys == key)[:2]].tolist())
         raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
-    planned = replace(
-        prepared.planned,
+    plan = replace(
+        prepared.plan,
         listing=replace(prepared.listing, labels=coder.labels(int(labels.max()))),
         class_sorted=is_class_sorted(labels),
         key_bytes=min(keys.dtype.itemsize, MAX_KEY_BYTES),
     )
-    return finish(work_folder, replace(prepared, planned=planned), built)
+    return finish(work_folder, replace(prepared, plan=plan), built)
 
 
 KEY_DIGITS = 8
@@ -609,7 +609,7 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     """Build a shard, unless it is finished, from items that the worker picks from the packed ``source``."""
-    if finished := trusted_commit(job):
+    if finished := read_trusted_commit(job):
         return finished
     numbers: list[int] = job.entries["offset"].tolist()
     found = _source(source).pick(iter(numbers))

@@ -114,6 +114,10 @@ class BuiltFile:
     size: int = 0
     sha256: str = ""
 
+    @property
+    def entry(self) -> FileEntry:
+        return FileEntry(self.name, self.size, self.sha256, self.records)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltColumn(BuiltFile):
@@ -142,7 +146,7 @@ def build_column(
                 others.append(key)
         stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
     row = column_row(field)
-    rows = np.zeros(len(stored), built_row(row))
+    rows = np.zeros(len(stored), stored_row_dtype(row))
     if field.is_fixed:
         data = b"".join(each.image + each.crc32c.to_bytes(4, "little") for each in stored)
         rows["row"] = np.frombuffer(data, row)
@@ -159,11 +163,11 @@ def build_column(
         with container(job.options.container).write(built, unit) as writer:
             for each in stored:
                 writer.append(each)
-    published = job.published(name, built, f".{field.name}.rows", rows)
+    published = job.publish_file(name, built, f".{field.name}.rows", rows)
     return BuiltColumn(**published, other_sizes=len(others), first_other=others[0].decode() if others else "")
 
 
-def built_row(row: npt.DTypeLike) -> np.dtype[np.void]:
+def stored_row_dtype(row: npt.DTypeLike) -> np.dtype[np.void]:
     """Return the dtype of a row of the index or a column's table, plus the content digest."""
     return np.dtype([("row", row), ("digest", "V32")])
 
@@ -193,7 +197,7 @@ class BuiltShard(BuiltFile):
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        return tuple(entry_of(one) for one in (self, *self.columns) if one.name)
+        return tuple(file.entry for file in (self, *self.columns) if file.name)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
@@ -201,15 +205,11 @@ class BuiltShard(BuiltFile):
         return cls(**parse_fields(cls, {"rows": rows, **value}))
 
 
-def entry_of(built: BuiltFile) -> FileEntry:
-    return FileEntry(built.name, built.size, built.sha256, built.records)
-
-
 Sample = tuple[StoredRecord, ImageInfo, tuple[bytes, ...]]
 """A record to store, its image's properties, and the encoded values of its columns."""
 
 
-def is_other_file(reader: ByteReader, entry: np.void) -> bool:
+def is_non_image(reader: ByteReader, entry: np.void) -> bool:
     """Whether a bad image is a file that ``--skip-non-images`` would leave out."""
     is_named = entry["path"].decode().lower().endswith(IMAGE_SUFFIXES)
     return isinstance(reader, TreeReader) and not is_named and not begins_as_image(reader.read(entry))
@@ -253,7 +253,7 @@ class ShardJob(Job[Any]):
             key.decode().lower().endswith(DECODED_SUFFIXES) for key in keys
         )
 
-    def beside(self, suffix: str) -> Path:
+    def work_path(self, suffix: str) -> Path:
         """Return the path of the shard's file with this suffix in the work folder."""
         return self.output / WORK_FOLDER_NAME / (self.shard.name + suffix)
 
@@ -270,7 +270,7 @@ class ShardJob(Job[Any]):
     def decode(self, place: int) -> None:
         if place < len(self.entries) and place not in self.crashes:
             with self.reader.open() as reader:
-                _sample(self, reader, self.entries[place])
+                _read_sample(self, reader, self.entries[place])
 
     def with_crash_at(self, place: int, signal: str) -> Self:
         return replace(self, crashes={**self.crashes, place: signal})
@@ -278,12 +278,12 @@ class ShardJob(Job[Any]):
     def writes(self, name: str) -> bool:
         return self.wanted is None or name in self.wanted
 
-    def published(self, name: str, built: Path, suffix: str, rows: Rows) -> dict[str, Any]:
+    def publish_file(self, name: str, built: Path, suffix: str, rows: Rows) -> dict[str, Any]:
         """Publish the shard ``built``, if it has a name, and its rows; return the fields of a BuiltFile.
 
         Both are checked first. A shard that is not to be written is there already, and only checked.
         """
-        sha256, final, path = "", self.output / name, self.beside(suffix)
+        sha256, final, path = "", self.output / name, self.work_path(suffix)
         kind, crcs = self.options.container, rows["row"]["crc32c"]
         if name and not self.writes(name):
             sha256 = self.expected_sha256[name]
@@ -317,86 +317,86 @@ class ShardJob(Job[Any]):
 
 
 def shard_jobs(
-    planned: Plan, shards: Iterable[Unit], work_folder: WorkFolder, **given: Any
+    plan: Plan, shards: Iterable[Unit], work_folder: WorkFolder, **fields: Any
 ) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, lazily, because each job holds its entries.
 
-    Their paths are absolute, because another process may have another current folder. ``given`` are further
+    Their paths are absolute, because another process may have another current folder. ``fields`` are further
     fields of the jobs.
     """
-    listing, regions = planned.listing, planned.regions
+    listing, regions = plan.listing, plan.regions
     for shard in shards:
-        entries = planned.entries_of(shard)
+        entries = plan.entries_of(shard)
         yield ShardJob(
             output=work_folder.output.absolute(),
             run=work_folder.run.absolute(),
             shard=shard,
             entries=entries,
             reader=listing.reader.restrict_to(entries),
-            options=planned.options,
-            plan=planned.work_digest,
+            options=plan.options,
+            plan=plan.work_digest,
             schema=listing.schema,
             has_images=listing.has_images,
             region=regions[shard.number] if regions else None,
-            **given,
+            **fields,
         )
 
 
 def build_shard(job: ShardJob) -> BuiltShard:
     """Build, check and publish a shard, unless it is finished. Safe to kill and repeat."""
-    if finished := trusted_commit(job):
+    if finished := read_trusted_commit(job):
         return finished
     skipped = list[SkippedImage]()
-    samples = _read(job, skipped)
-    shard, known = ({}, list(samples)) if job.only_columns else _write(job, samples)
+    samples = _read_samples(job, skipped)
+    shard, held = ({}, list(samples)) if job.only_columns else _write_shard(job, samples)
     columns = [
-        build_column(job, field, ((stored.key, values[number], info) for stored, info, values in known))
+        build_column(job, field, ((stored.key, values[number], info) for stored, info, values in held))
         for number, field in enumerate(job.schema)
     ]
     commit = BuiltShard(plan=job.plan, **shard, skipped=tuple(skipped), columns=tuple(columns))
-    return committed_as(job, commit)
+    return write_commit(job, commit)
 
 
-def committed_as(job: ShardJob, commit: BuiltShard) -> BuiltShard:
-    publish_bytes(job.beside(".commit"), canonical_json(asdict(commit)), job.run)
+def write_commit(job: ShardJob, commit: BuiltShard) -> BuiltShard:
+    publish_bytes(job.work_path(".commit"), canonical_json(asdict(commit)), job.run)
     return commit
 
 
-def trusted_commit(job: ShardJob) -> BuiltShard | None:
+def read_trusted_commit(job: ShardJob) -> BuiltShard | None:
     """Return the commit record of a finished shard if plan, sizes and hashes match, else None."""
-    commit = committed(job)
+    commit = read_commit(job)
     return commit if commit and all(file.is_in(job.output) for file in commit.files) else None
 
 
-def committed(job: ShardJob) -> BuiltShard | None:
+def read_commit(job: ShardJob) -> BuiltShard | None:
     """Return the commit record of a shard if its plan and rows match, wherever its files are; else None.
 
     A shard without bad images is the same for any policy. One that left some out counts only with "skip".
     """
     try:
-        commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
-        is_wanted = job.options.on_bad_image == "skip" or not commit.skipped
-        is_same = is_wanted and commit.plan == job.plan
-        files, folder = [one for one in (commit, *commit.columns) if one.rows], job.output / WORK_FOLDER_NAME
-        is_same = is_same and all(hash_file(folder / one.rows) == one.rows_sha256 for one in files)
+        commit = BuiltShard.from_json(parse_canonical_json(job.work_path(".commit").read_bytes()))
+        if commit.plan != job.plan or (commit.skipped and job.options.on_bad_image != "skip"):
+            return None
+        files, folder = (commit, *commit.columns), job.output / WORK_FOLDER_NAME
+        is_same = all(hash_file(folder / file.rows) == file.rows_sha256 for file in files if file.rows)
         return commit if is_same else None
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 
 
-def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Sequence[Sample]]:
+def _write_shard(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Sequence[Sample]]:
     """Publish the shard and its rows; return its part of the commit, and its samples if there are columns.
 
     With columns, all samples are read before the first is written, because the listing's lengths are not the
     images'.
     """
     built, name, unit = temporary_path(job.run, job.shard.name), job.shard.name, job.shard
-    rows, count = np.zeros(len(job.entries), built_row(index_dtype(unit.key_bytes))), 0
-    known, archive = list[Sample](), job.reader.archive if job.region else None
+    rows, count = np.zeros(len(job.entries), stored_row_dtype(index_dtype(unit.key_bytes))), 0
+    held, archive = list[Sample](), job.reader.archive if job.region else None
     if len(job.schema) or not job.has_images:
-        samples = known = list(samples)
-        size = sum(len(stored.image) for stored, _, _ in known)
-        unit = replace(unit, first=0, last=len(known), size=size)
+        samples = held = list(samples)
+        size = sum(len(stored.image) for stored, _, _ in held)
+        unit = replace(unit, first=0, last=len(held), size=size)
     if archive:
         with suppress(FileExistsError):  # another shard made it
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the shard is read back next to it
@@ -411,15 +411,15 @@ def _write(job: ShardJob, samples: Iterable[Sample]) -> tuple[dict[str, Any], Se
             rows[count] = row, content_digest(stored.key, stored.label, stored.image)
             count += 1
     rows = rows[:count]
-    published, region_sha256 = job.published(name, built, ".rows", rows), ""
+    published, region_sha256 = job.publish_file(name, built, ".rows", rows), ""
     if job.region and archive:
         with job.reader.open():  # raises if the archive has changed, or changes meanwhile
             region_sha256 = hash_region(archive.path, job.region)
     image_bytes = int(rows["row"]["length"].sum(dtype=np.int64))
-    return published | {"image_bytes": image_bytes, "region_sha256": region_sha256}, known
+    return published | {"image_bytes": image_bytes, "region_sha256": region_sha256}, held
 
 
-def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
+def _read_samples(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
     """Yield the shard's samples in order; raise bad ones, or append them to ``skipped``."""
     places = counted_range(job.run, job.shard.number, len(job.entries))
     with closing(places), job.reader.open() as reader:
@@ -429,12 +429,12 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
             try:
                 if done in job.crashes:
                     raise BadImage(crash_reason(job.crashes[done]))
-                yield _sample(job, reader, entry)
+                yield _read_sample(job, reader, entry)
             except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.location_of(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
                     advice = "or add --on-bad-image skip to leave such images out and continue from here"
-                    if is_other_file(reader, entry):
+                    if is_non_image(reader, entry):
                         advice = (
                             "or add --skip-non-images --restart to leave out all files that are not images"
                         )
@@ -444,7 +444,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
                 skipped.append(SkippedImage(str(bad.key), place, bad.message))
 
 
-def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
+def _read_sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
     """Read a sample, and re-encode its image according to the options."""
     image, info, options = b"", NO_IMAGE, job.options
     if job.has_images:
@@ -474,8 +474,8 @@ TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
 def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables, the provenance and, last, the manifest, then remove the work folder."""
     output = work_folder.output
-    manifest = gather(work_folder, prepared, built)
-    if archive := prepared.planned.in_place:
+    manifest = publish_tables(work_folder, prepared, built)
+    if archive := prepared.plan.in_place:
         link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(prepared.listing)), work_folder.run)
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
@@ -483,31 +483,31 @@ def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
     return manifest
 
 
-def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
+def publish_tables(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables of all shards, and return the manifest. Raises DataError if there are no images."""
-    output, planned, listing = work_folder.output, prepared.planned, prepared.listing
+    output, plan, listing = work_folder.output, prepared.plan, prepared.listing
     if not any(b.records for b in built):
         raise DataError("the source has no intact image", path=output)
-    index = index_of(work_folder, planned, built)
+    index = build_index(work_folder, plan, built)
     tables = build_tables(work_folder, index, built, prepared.boxes)
-    records_root = content_root(rows["digest"].tobytes() for rows in shard_rows(work_folder, built))
+    records_root = content_root(rows["digest"].tobytes() for rows in read_shard_rows(work_folder, built))
     columns = None
     if len(listing.schema) or not listing.has_images:
-        entries = tuple(column_entries(work_folder, listing.schema, built))
+        entries = tuple(write_column_tables(work_folder, listing.schema, built))
         columns = DatasetColumns(entries, records_root, listing.has_images)
     archive = None
-    if planned.in_place:
+    if plan.in_place:
         regions = tuple(
             replace(region, sha256=shard.region_sha256)
-            for region, shard in zip(planned.regions, built, strict=True)
+            for region, shard in zip(plan.regions, built, strict=True)
         )
-        archive = IndexedArchive(planned.in_place.path.name, regions, BLOCK_BYTES)
+        archive = IndexedArchive(plan.in_place.path.name, regions, BLOCK_BYTES)
     manifest = Manifest(
         split=listing.split,
         records=len(index),
         image_bytes=sum(b.image_bytes for b in built),
         partial=listing.is_partial,
-        class_sorted=planned.class_sorted,
+        class_sorted=plan.class_sorted,
         skipped=sum(len(b.skipped) for b in built),
         labels=listing.labels,
         source={
@@ -515,11 +515,11 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
             "archives": [a.to_json() for a in listing.archives],
             **listing.options,
         },
-        plan=planned.options.to_json() | {"sha256": planned.digest},
-        container=planned.options.container,
-        writer=container(planned.options.container).library(),
+        plan=plan.options.to_json() | {"sha256": plan.digest},
+        container=plan.options.container,
+        writer=container(plan.options.container).library(),
         tables=tables,
-        shards=tuple(map(entry_of, built)),
+        shards=tuple(shard.entry for shard in built),
         content_root=columns.content_root if columns else records_root,
         kinds=kinds_in(index["flags"]),
         archive=archive,
@@ -556,17 +556,17 @@ def build_tables(
     """Write the index and, if there are any, the boxes and the quarantine list into the run's folder."""
     tables = {INDEX_NAME: index}
     if boxes is not None:
-        tables[BOXES_NAME] = _in_index_order(boxes, index)
+        tables[BOXES_NAME] = _sort_boxes(boxes, index)
     entries = [
-        _written(work_folder, name, len(rows), (table_header(rows.dtype, len(rows)), rows.tobytes()))
+        _write_file(work_folder, name, len(rows), (table_header(rows.dtype, len(rows)), rows.tobytes()))
         for name, rows in tables.items()
     ]
     if skipped := [asdict(image) for shard in built for image in shard.skipped]:
-        entries.append(_written(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
+        entries.append(_write_file(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
     return tuple(entries)
 
 
-def _in_index_order(boxes: Rows, index: Rows) -> Rows:
+def _sort_boxes(boxes: Rows, index: Rows) -> Rows:
     """Return the boxes in the order of the index, without those of images not in it."""
     by_key = np.argsort(index["key"], kind="stable")
     sorted_keys = index["key"][by_key]
@@ -578,7 +578,7 @@ def _in_index_order(boxes: Rows, index: Rows) -> Rows:
     return in_order
 
 
-def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
+def _write_file(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
     """Write and flush a file in the run's folder; return its entry."""
     path = work_folder.run / name
     with name_in_os_errors(path), path.open("xb") as file:
@@ -587,48 +587,48 @@ def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[b
     return FileEntry(name, path.stat().st_size, hash_file(path), records)
 
 
-def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
+def read_shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
     """Yield each shard's rows, with content digests. Raises ManifestDamaged if they changed."""
 
     def row_of(width: int) -> np.dtype[np.void] | None:
         row = index_dtype_of_width(width - 32, offsets=True)  # without the digest
-        return None if row is None else built_row(row)
+        return None if row is None else stored_row_dtype(row)
 
-    return _rows_in(work_folder, built, row_of)
-
-
-def _rows_in(work_folder: WorkFolder, built: Iterable[BuiltFile], row: RowType) -> Iterator[Rows]:
-    for one in (each for each in built if each.records):  # the key width of empty shards is unknown
-        path = work_folder.folder / one.rows
-        yield read_table(path, FileEntry(one.rows, path.stat().st_size, one.rows_sha256, one.records), row)
+    return _read_rows(work_folder, built, row_of)
 
 
-def index_of(
-    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool = True
+def _read_rows(work_folder: WorkFolder, built: Iterable[BuiltFile], row: RowType) -> Iterator[Rows]:
+    for file in (each for each in built if each.records):  # the key width of empty shards is unknown
+        path = work_folder.folder / file.rows
+        yield read_table(path, FileEntry(file.rows, path.stat().st_size, file.rows_sha256, file.records), row)
+
+
+def build_index(
+    work_folder: WorkFolder, plan: Plan, built: Sequence[BuiltShard], *, offsets: bool = True
 ) -> Rows:
     """Return the index of all shards' rows. Format 1.0 has no ``offsets``."""
-    index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
+    index = np.zeros(sum(b.records for b in built), index_dtype(plan.key_bytes, offsets=offsets))
     names = list(index.dtype.names or ())
     start = 0
-    for rows in shard_rows(work_folder, built):
+    for rows in read_shard_rows(work_folder, built):
         index[start : start + len(rows)] = rows["row"][names]
         start += len(rows)
     return index
 
 
-def column_entries(
+def write_column_tables(
     work_folder: WorkFolder, schema: Schema, built: Sequence[BuiltShard], *, offsets: bool = True
 ) -> Iterator[ColumnEntry]:
     """Write the tables of the columns into the run's folder; yield the columns' entries."""
     for number, column in enumerate(schema):
         parts = [shard.columns[number] for shard in built]
-        row, of_built = column_row(column, offsets=offsets), built_row(column_row(column))
+        row, of_built = column_row(column, offsets=offsets), stored_row_dtype(column_row(column))
         records, names = sum(part.records for part in parts), list(row.names or ())
-        body = (rows["row"][names].astype(row).tobytes() for rows in _rows_in(work_folder, parts, of_built))
+        body = (rows["row"][names].astype(row).tobytes() for rows in _read_rows(work_folder, parts, of_built))
         table = chain([table_header(row, records)], body)
         yield ColumnEntry(
             column,
-            _written(work_folder, table_name(column.name), records, table),
-            tuple(entry_of(part) for part in parts if part.name),
-            content_root(rows["digest"].tobytes() for rows in _rows_in(work_folder, parts, of_built)),
+            _write_file(work_folder, table_name(column.name), records, table),
+            tuple(part.entry for part in parts if part.name),
+            content_root(rows["digest"].tobytes() for rows in _read_rows(work_folder, parts, of_built)),
         )

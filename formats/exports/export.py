@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, spans
+from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, shard_ranges
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
@@ -166,7 +166,7 @@ class _Export:
             chosen = FORMATS[to](source, index, lambda done: progress.at(done, 0))
         if chosen.note:
             progress.note(f"{output}: {chosen.note}; {MARKER} has the order of their labels")
-        bounds = list(spans(lengths, shard_size))
+        bounds = list(shard_ranges(lengths, shard_size))
         units = []
         for number, (first, last) in enumerate(bounds):
             name, size = chosen.unit_name(number, len(bounds)), int(lengths[first:last].sum())

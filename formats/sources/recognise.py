@@ -267,7 +267,10 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
         if source := _single_source((coco, paired, metadata), several, path):
             return source
-    block = _read_first_block(path)
+    block = b""
+    if path.is_file():
+        with name_in_os_errors(path), path.open("rb") as file:
+            block = file.read(BLOCK)
     if block.startswith((_GZIP, _ZIP)):
         raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
     if not is_folder or not find_archives(path):  # files beside official tars are not sources
@@ -307,10 +310,3 @@ def _single_source(sources: Iterable[Source | None], several: str, path: Path) -
     if len(found) > 1:
         raise UsageError(several.format(" and ".join(source.description for source in found)), path=path)
     return found[0] if found else None
-
-
-def _read_first_block(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with name_in_os_errors(path), path.open("rb") as file:
-        return file.read(BLOCK)

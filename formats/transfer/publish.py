@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, outcome
+from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_splits, split_outcome
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
     build_shard,
-    committed,
-    committed_as,
-    gather,
+    publish_tables,
+    read_commit,
+    write_commit,
 )
 from shardprep.formats.errors import ManifestDamaged, OperationError, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import caches_folder, read_at, user_path
@@ -197,7 +197,7 @@ class StorePlace:
     remote: RemoteFolder
     claim: bytes
 
-    async def published(self) -> Manifest | None:
+    async def publish_file(self) -> Manifest | None:
         """Return the published manifest; None if there is none, or a damaged one beside this job's claim.
 
         Raises the errors of reading one.
@@ -213,7 +213,7 @@ class StorePlace:
 
     async def holds(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""
-        found = await self.published()
+        found = await self.publish_file()
         if found is not None and found.root != manifest.root:
             raise PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
         return found is not None
@@ -456,7 +456,7 @@ def convert_to_url(
                     folder.rmdir()
             return done
 
-        return convert_each(conversion, progress, convert_one)
+        return convert_splits(conversion, progress, convert_one)
 
 
 def _scratch_for(url: str) -> Path:
@@ -475,8 +475,8 @@ def _converted(
 ) -> ConvertedTo:
     """Convert a split unless it is published already."""
     url, built = place.remote.place.url, None
-    if (manifest := loop.run(place.published())) is not None:
-        prepared.refuse_other(manifest, url)
+    if (manifest := loop.run(place.publish_file())) is not None:
+        prepared.refuse_other_conversion(manifest, url)
         runner.progress.note(f"{url} is complete already")
         loop.run(place.check_sizes(manifest))
         loop.run(place.drop_claim())
@@ -487,13 +487,13 @@ def _converted(
                 loop.run(place.begin(()))
                 builder = partial(_build_stored, place.remote.place, policy)
                 built = build_shards(prepared, work_folder, runner, builder)
-                manifest = gather(work_folder, prepared, built)
+                manifest = publish_tables(work_folder, prepared, built)
                 stored = {name: found for shard in built for name, found in shard.stored.items()}
                 transfers = TransferRun(loop, AT_ONCE, runner.progress)
                 upload(work_folder.output, manifest, place, transfers, stored)
             work_folder.discard(OUTPUT_FILES)
             work_folder.remove()
-    return ConvertedTo(url=url, **outcome(prepared, manifest, built))
+    return ConvertedTo(url=url, **split_outcome(prepared, manifest, built))
 
 
 def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
@@ -509,7 +509,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
             same = {name for name, found in commit.stored.items() if loop.run(remote.about(name)) == found}
             return [file for file in commit.files if file.name not in same]
 
-        commit = committed(job)
+        commit = read_commit(job)
         if commit is None or not all(file.is_in(job.output) for file in missing(commit)):
             commit = build_shard(job)
         for file in missing(commit):
@@ -517,7 +517,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
             loop.run(sent.run())
             if sent.stored:
                 stored = {**commit.stored, file.name: sent.stored}
-                commit = committed_as(job, replace(commit, stored=stored))
+                commit = write_commit(job, replace(commit, stored=stored))
     for file in commit.files:
         (job.output / file.name).unlink(missing_ok=True)
     return commit

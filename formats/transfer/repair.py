@@ -13,11 +13,11 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import mending
+from shardprep.formats.conversion.convert import lock_finished
 from shardprep.formats.conversion.join import is_being_joined
-from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
+from shardprep.formats.conversion.plan import Plan, PlanOptions, make_plan, writer_versions
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import build_tables, column_entries, index_of, shard_jobs
+from shardprep.formats.conversion.shard import build_index, build_tables, shard_jobs, write_column_tables
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import publish, user_path
 from shardprep.formats.runtime.jobs import JobRunner
@@ -126,7 +126,7 @@ def _refuse_irreparable(report: Report, path: Path) -> None:
 @contextmanager
 def _working(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
     """Open the work folder, and clean up at the end. Raises PlanMismatch if a join is not finished."""
-    with mending(path, manifest) as work_folder:
+    with lock_finished(path, manifest) as work_folder:
         if is_being_joined(work_folder, manifest):
             raise PlanMismatch(
                 "has an unfinished join, which a repair would discard; run the same prep join again first, or "
@@ -164,25 +164,25 @@ def _rebuild(
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
     recognised = recognise(source, split=split, options=options, seed=seed, progress=runner.progress)
     listing = recognised.listing(split)
-    planned = _planned_again(listing, manifest, path)
+    plan = _planned_again(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)
     wanted = [table for table in tables_of(manifest) if table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
     needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
     if wanted:  # their rows come from all shards
-        needed = {shard.number for shard in planned.shards}
-    shards = tuple(shard for shard in planned.shards if shard.number in needed)
+        needed = {shard.number for shard in plan.shards}
+    shards = tuple(shard for shard in plan.shards if shard.number in needed)
     kept = partial(describe_finished, path, [shard.name for shard in shards], "rebuilt")
     with _working(path, manifest) as work_folder, add_resume_note(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
-        home = versions_for(planned.options) if runner.executor else None
+        home = writer_versions(plan.options) if runner.executor else None
         given = {"expected_sha256": expected, "wanted": frozenset(damaged), "home": home}
-        jobs = shard_jobs(planned, shards, work_folder, **given)
+        jobs = shard_jobs(plan, shards, work_folder, **given)
         built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
         if wanted:
-            index = index_of(work_folder, planned, built, offsets=offsets)
-            columns = column_entries(work_folder, listing.schema, built, offsets=offsets)
+            index = build_index(work_folder, plan, built, offsets=offsets)
+            columns = write_column_tables(work_folder, listing.schema, built, offsets=offsets)
             made = [*build_tables(work_folder, index, built, boxes), *(column.table for column in columns)]
         for table in wanted:
             if table not in made:
@@ -214,11 +214,11 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
             "version to repair it",
             path=path,
         )
-    planned = plan(listing, options, version=manifest.version)
-    if planned.digest != manifest.plan["sha256"]:
+    plan = make_plan(listing, options, version=manifest.version)
+    if plan.digest != manifest.plan["sha256"]:
         raise PlanMismatch(
             "was made from another source: keys, labels or sizes differ; to repair it from an intact copy, give "
             "that as a URL, such as file:///folder/copy",
             path=path,
         )
-    return planned
+    return plan

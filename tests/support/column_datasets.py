@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.convert import build_shards
-from shardprep.formats.conversion.plan import PlanOptions, plan
+from shardprep.formats.conversion.plan import PlanOptions, make_plan
 from shardprep.formats.conversion.prepare import PreparedSplit
 from shardprep.formats.conversion.shard import finish
 from shardprep.formats.records.record import LabelSpace
@@ -118,7 +118,7 @@ def write_samples(
         "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
         ListReader(images, tuple(encoded)), schema=schema, has_images=any(images),
     )  # fmt: skip
-    planned = plan(listing, options or PlanOptions(order="key"))
-    prepared = PreparedSplit(output, planned, None, planned.shards)
+    plan = make_plan(listing, options or PlanOptions(order="key"))
+    prepared = PreparedSplit(output, plan, None, plan.shards)
     with WorkFolder(output) as work_folder:
         return finish(work_folder, prepared, build_shards(prepared, work_folder, JobRunner(workers=0)))

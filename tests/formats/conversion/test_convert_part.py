@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats import ConvertedPart, ConvertOptions, PlanOptions, convert_part
-from shardprep.formats.conversion.plan import shares
+from shardprep.formats.conversion.plan import deal_shards
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep_here, tree
@@ -42,7 +42,7 @@ def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
 ) -> None:
     plans = [SimpleNamespace(shards=[SimpleNamespace(number=n) for n in range(size)]) for size in sizes]
 
-    dealt = [[*shares(plans, (number, of))] for number in range(1, of + 1)]  # type: ignore[arg-type]
+    dealt = [[*deal_shards(plans, (number, of))] for number in range(1, of + 1)]  # type: ignore[arg-type]
 
     for split, size in enumerate(sizes):
         assert sorted(shard.number for share in dealt for shard in share[split]) == [*range(size)]

@@ -103,7 +103,7 @@ def test_what_a_job_raises_is_raised_as_it_is(
     def fail(*given: object, **options: object) -> None:
         raise raised
 
-    monkeypatch.setattr("shardprep.formats.conversion.shard._write", fail)
+    monkeypatch.setattr("shardprep.formats.conversion.shard._write_shard", fail)
     with ThreadPoolExecutor(1) as threads:
         for raised in (BadImage("is none"), OSError(5, "Input/output error"), ZeroDivisionError("a mistake")):
             with pytest.raises(type(raised)) as found:

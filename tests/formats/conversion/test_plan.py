@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import ConvertOptions, DryRun, ShardprepError, SourceOptions, convert, plan_conversion
-from shardprep.formats.conversion.plan import Plan, PlanOptions, plan
+from shardprep.formats.conversion.plan import Plan, PlanOptions, make_plan
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import ORDERS, LabelSpace, permutation
 from shardprep.formats.runtime.progress import NoProgress
@@ -40,7 +40,7 @@ def listing(entries: Iterable[Entry], **change: Any) -> Listing:
 
 
 def plan_of(entries: Iterable[Entry], **options: Any) -> Plan:
-    return plan(listing(entries), PlanOptions(**options))
+    return make_plan(listing(entries), PlanOptions(**options))
 
 
 ENTRIES = [(f"n{1 + i // 4}/{i:02}", i // 4, 100 + i) for i in range(12)]
@@ -65,7 +65,7 @@ options = st.builds(
 def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
     entries: list[Entry], options: PlanOptions
 ) -> None:
-    made = plan(listing(entries), options)
+    made = make_plan(listing(entries), options)
 
     assert sorted(made.order) == list(range(len(entries)))
     bounds = [(shard.first, shard.last) for shard in made.shards]
@@ -89,8 +89,8 @@ DIFFERENCES: dict[str, Plan] = {
     "order": plan_of(ENTRIES, order="key"),
     "seed": plan_of(ENTRIES, seed=1),
     "policy": plan_of(ENTRIES, on_bad_image="skip"),
-    "split": plan(listing(ENTRIES, split="val"), PlanOptions()),
-    "classes": plan(listing(ENTRIES, labels=LabelSpace.of(["n1", "n2", "n4"])), PlanOptions()),
+    "split": make_plan(listing(ENTRIES, split="val"), PlanOptions()),
+    "classes": make_plan(listing(ENTRIES, labels=LabelSpace.of(["n1", "n2", "n4"])), PlanOptions()),
     "a key": plan_of([("n1/xx", 0, 100), *ENTRIES[1:]]),
     "a longer key": plan_of([("n1/000", 0, 100), *ENTRIES[1:]]),
     "a label": plan_of([("n1/00", 1, 100), *ENTRIES[1:]]),
@@ -137,7 +137,7 @@ ALL_OF_TRAIN = """
 import re
 import numpy as np
 from shardprep.formats.records.record import LabelSpace
-from shardprep.formats.conversion.plan import PlanOptions, plan
+from shardprep.formats.conversion.plan import PlanOptions, make_plan
 from shardprep.formats.sources.source import Listing, entry_dtype
 
 rows = np.zeros(1_281_167, entry_dtype(28, 0))
@@ -146,7 +146,7 @@ rows["length"] = 50_000 + np.arange(len(rows)) % 120_000
 for start in range(0, len(rows), 4096):
     some = rows[start : start + 4096]
     some["key"] = [b"n%08d/n%08d_%d" % (n % 1000, n % 1000, n) for n in range(start, start + len(some))]
-made = plan(Listing("train", "", rows, LabelSpace(()), None), PlanOptions())
+made = make_plan(Listing("train", "", rows, LabelSpace(()), None), PlanOptions())
 peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]  # ru_maxrss counts the parent, too
 print(len(made.shards), sum(shard.records for shard in made.shards), peak)
 """

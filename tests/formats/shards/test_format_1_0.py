@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import PlanOptions, collect, join, open_dataset, read_manifest, repair, verify
-from shardprep.formats.conversion.plan import plan
+from shardprep.formats.conversion.plan import make_plan
 from shardprep.formats.sources.recognise import recognise
 from shardprep.loaders import Flow
 from support.column_datasets import write_columns
@@ -58,7 +58,7 @@ def now(archives: Path, tmp_path: Path, kind: str) -> Path:
 def before(archives: Path, now: Path, tmp_path: Path) -> Path:
     made = read_manifest(now).plan
     options = PlanOptions(**{name: made[name] for name in ("container", "shard_size", "order", "seed")})
-    planned = plan(recognise(archives).listing("train"), options, version=(1, 0))
+    planned = make_plan(recognise(archives).listing("train"), options, version=(1, 0))
     return earlier(now, tmp_path / "before", planned.digest)
 
 

@@ -94,9 +94,9 @@ def test_a_shard_that_is_there_takes_no_room_here_and_is_built_and_uploaded_agai
     assert [path.name for path in scratch.glob("*.h5")] == ["shard-00003.h5"]
     proxy.sending = lambda path, count: None
     built: list[str] = []
-    really = build_shard._write
+    really = build_shard._write_shard
     monkeypatch.setattr(
-        build_shard, "_write", lambda job, *given: built.append(job.shard.name) or really(job, *given)
+        build_shard, "_write_shard", lambda job, *given: built.append(job.shard.name) or really(job, *given)
     )
     progress = Mock(wraps=NoProgress(), shards=Mock())
 
