@@ -75,7 +75,7 @@ from shardprep.formats.sources.tables import ColumnKind, Lines, TableForm, encod
 
 JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
 Keys = npt.NDArray[np.bytes_]
-Value = Callable[[int, int], bytes]
+ReadValue = Callable[[int, int], bytes]
 """A function that returns the encoded value at a place, of a length."""
 
 
@@ -85,7 +85,7 @@ class Origin:
 
     path: Path
     unit: str
-    open: Callable[[], AbstractContextManager[Value]]
+    open: Callable[[], AbstractContextManager[ReadValue]]
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class JoinedColumn:
 
 
 @dataclass
-class JoinReader(ResourceReader[list[Value]]):
+class JoinReader(ResourceReader[list[ReadValue]]):
     """Reader of the values to join, which are where the entry's ``places`` and ``lengths`` say."""
 
     columns: tuple[tuple[Field, Origin], ...]
 
     @contextmanager
-    def open_resource(self) -> Iterator[list[Value]]:
+    def open_resource(self) -> Iterator[list[ReadValue]]:
         with ExitStack() as stack:
             yield [stack.enter_context(origin.open()) for _, origin in self.columns]
 
@@ -132,7 +132,7 @@ class JoinReader(ResourceReader[list[Value]]):
         return f"record {entry['offset']}"
 
 
-def requested(
+def resolve_columns(
     columns: Mapping[str, str | os.PathLike[str]], manifest: Manifest, keys: Keys
 ) -> list[JoinedColumn]:
     """Return the columns to join to a dataset with these keys, in order. Raises UsageError, DataError."""
@@ -141,10 +141,10 @@ def requested(
     choices = [parse_column_choice(name, "NAME or NAME:KIND") for name in columns]
     Schema(Field(choice.name, "bytes") for choice in choices)
     origins = [os.fspath(origin) for origin in columns.values()]
-    return [_found(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]
+    return [_resolve(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]
 
 
-def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) -> JoinedColumn:
+def _resolve(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) -> JoinedColumn:
     path, part = user_path(origin), ""
     if not path.exists() and "#" in origin:
         place, _, part = origin.rpartition("#")
@@ -152,12 +152,12 @@ def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) ->
     if not path.exists():
         raise UsageError(f"does not exist; give a dataset or a file for the column {choice.name}", path=path)
     if path.is_dir():
-        return of_dataset(path, part, choice, keys, manifest.split)
+        return dataset_column(path, part, choice, keys, manifest.split)
     if path.suffix.lower() != ".npy":
-        return of_table(path.absolute(), part or choice.name, choice, keys)
+        return table_column(path.absolute(), part or choice.name, choice, keys)
     if part:
         raise UsageError("is an array, which has no columns", path=path)
-    return of_array(path.absolute(), choice, manifest.records)
+    return array_column(path.absolute(), choice, manifest.records)
 
 
 ROW_BYTES = 64  # per value, in a column's table, its rows with digests, and a container
@@ -224,14 +224,14 @@ def join(
         )
     keys = read_index(path, manifest)["key"]
     progress.note(f"looking up the values of {count_of(len(keys), 'record')}")
-    wanted = requested(columns, manifest, keys)
-    added = _new(wanted, manifest, path)
+    wanted = resolve_columns(columns, manifest, keys)
+    added = _new_columns(wanted, manifest, path)
     files = {entry.field.name: entry.files for entry in manifest.column_entries}
-    damaged = [file for one in wanted for file in files.get(one.field.name, ()) if not file.is_in(path)]
+    damaged = [file for column in wanted for file in files.get(column.field.name, ()) if not file.is_in(path)]
     to_build = [
-        one
-        for one in wanted
-        if one.field.name not in files or any(file in damaged for file in files[one.field.name])
+        column
+        for column in wanted
+        if column.field.name not in files or any(file in damaged for file in files[column.field.name])
     ]
     if not to_build and not (path / WORK_FOLDER_NAME).exists():
         return Joined(path, manifest, (), ())
@@ -241,9 +241,10 @@ def join(
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process in the meantime; try again", path=path)
         with add_resume_note(lambda: describe_finished(path, [shard.name for shard in manifest.shards])):
-            entries = _built(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
+            entries = _build(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
             if added:
-                fields, custody = [one.field for one in added], [dict(one.custody) for one in added]
+                fields = [column.field for column in added]
+                custody = [dict(column.custody) for column in added]
                 entries = [*manifest.column_entries, *(entry for entry in entries if entry.field in fields)]
                 joined = DatasetColumns(tuple(entries), manifest.records_root, manifest.has_images)
                 manifest = replace(
@@ -255,18 +256,18 @@ def join(
                 publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
     rebuilt = tuple(file.name for file in damaged)
-    return Joined(path, manifest, tuple(one.field.name for one in added), rebuilt)
+    return Joined(path, manifest, tuple(column.field.name for column in added), rebuilt)
 
 
-def _new(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
+def _new_columns(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
     """Return the columns that the dataset lacks. Raises UsageError if it has one with different values."""
-    known, schema = manifest.source_objects(JOINED), manifest.schema
-    new = [one for one in columns if one.field.name not in schema]
-    for one in columns:
-        name = one.field.name
-        if name in schema and (one.custody not in known or schema[name] != one.field):
+    joined, schema = manifest.source_objects(JOINED), manifest.schema
+    new = [column for column in columns if column.field.name not in schema]
+    for column in columns:
+        name = column.field.name
+        if name in schema and (column.custody not in joined or schema[name] != column.field):
             raise UsageError(f"has a column {name} with different values; choose another name", path=path)
-    Schema([*schema, *(one.field for one in new)])
+    Schema([*schema, *(column.field for column in new)])
     return new
 
 
@@ -276,14 +277,14 @@ def _bytes_to_write(path: Path, manifest: Manifest, columns: Sequence[JoinedColu
     Values in a table are also in the work folder until the end. The files of an unfinished join count as
     there: they are kept or removed first.
     """
-    sizes = [int(one.lengths.sum()) * (2 if one.field.is_fixed else 1) for one in columns]
+    sizes = [int(column.lengths.sum()) * (2 if column.field.is_fixed else 1) for column in columns]
     listed = {file.name for file in manifest.files}
     left = [*unlisted_columns(path, listed), *(path / WORK_FOLDER_NAME).glob("*.rows")]
     needed = sum(sizes) + ROW_BYTES * manifest.records * len(sizes)
     return max(0, needed - sum(file.stat().st_size for file in left))
 
 
-def _built(
+def _build(
     work_folder: WorkFolder,
     manifest: Manifest,
     keys: Keys,
@@ -295,8 +296,8 @@ def _built(
     Removes the files of a different, unfinished join. Raises PlanMismatch for a table that differs from the
     manifest's.
     """
-    output, custody = work_folder.output, [dict(one.custody) for one in columns]
-    fields = [one.field.to_json() for one in columns]
+    output, custody = work_folder.output, [dict(column.custody) for column in columns]
+    fields = [column.field.to_json() for column in columns]
     guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
     listed = {file.name: file for file in manifest.column_files}
     begun = work_folder.folder / PLAN_NAME
@@ -309,21 +310,21 @@ def _built(
     of_values = [(name, "<i8", (len(columns),)) for name in ("places", "lengths")]
     rows = np.zeros(len(keys), [*entry_dtype(keys.dtype.itemsize, 1).descr, *of_values])
     rows["key"], rows["offset"] = keys, np.arange(len(keys))
-    for number, one in enumerate(columns):
-        rows["places"][:, number], rows["lengths"][:, number] = one.places, one.lengths
+    for number, column in enumerate(columns):
+        rows["places"][:, number], rows["lengths"][:, number] = column.places, column.lengths
     bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
     shards = [
         Unit(shard.name, number, first, last, shard.size)
         for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
     ]
-    schema = Schema(one.field for one in columns)
+    schema = Schema(column.field for column in columns)
     jobs = (
         ShardJob(
             output=output.absolute(),
             run=work_folder.run.absolute(),
             shard=shard,
             entries=rows[shard.first : shard.last],
-            reader=JoinReader(tuple((one.field, one.origin) for one in columns)),
+            reader=JoinReader(tuple((column.field, column.origin) for column in columns)),
             options=PlanOptions(container=manifest.container),
             plan=sha256_of(guard),
             schema=schema,
@@ -355,7 +356,7 @@ HEADER_BYTES = 1 << 16
 KINDS = "biuf"  # of dtypes: bool, signed, unsigned, float
 
 
-def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
+def array_column(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
     """Return the column in a .npy file: an array [records, …] of bool, int, uint or float.
 
     One number per record becomes the kind int or float; other rows become arrays of their dtype and shape.
@@ -363,16 +364,16 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
     """
     with ArchiveFile(path) as file:
         with errors_as_damage(path, "write it with numpy.save"):
-            shape, dtype, start = _header(file)
+            shape, dtype, start = _read_header(file)
         if shape[0] != records:
             raise SourceIncomplete(f"has {shape[0]:,} rows; the dataset has {records:,} records", path=path)
         size = math.prod(shape[1:]) * dtype.itemsize
         if file.end != start + records * size:
             raise SourceDamaged("does not have the size its header gives; copy it again", path=path)
         identity = file.identity
-    field = _field_of(path, choice, dtype, shape[1:])
-    encoded = partial(_encoded_row, field, dtype, shape[1:])
-    origin = Origin(path, AT_BYTE, partial(_in_file, path, identity, encoded))
+    field = _choose_field(path, choice, dtype, shape[1:])
+    encoded = partial(_encode_row, field, dtype, shape[1:])
+    origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encoded))
     places, lengths = start + size * np.arange(records), np.full(records, size)
     return JoinedColumn(field, origin, places, lengths, {"name": choice.name, "sha256": hash_file(path)})
 
@@ -381,12 +382,12 @@ AT_BYTE = "the row at byte"
 
 
 @contextmanager
-def _in_file(path: Path, identity: Identity, encoded: Callable[[bytes], bytes]) -> Iterator[Value]:
+def _open_file(path: Path, identity: Identity, encoded: Callable[[bytes], bytes]) -> Iterator[ReadValue]:
     with ArchiveFile(path, identity) as file:
         yield lambda place, length: read_row(file, length, place, encoded)
 
 
-def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+def _read_header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     head = BytesIO(file.read_at(HEADER_BYTES, 0))
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
@@ -400,26 +401,26 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     return shape, dtype, head.tell()
 
 
-def _field_of(path: Path, choice: ColumnChoice, dtype: np.dtype[Any], row: tuple[int, ...]) -> Field:
+def _choose_field(path: Path, choice: ColumnChoice, dtype: np.dtype[Any], row: tuple[int, ...]) -> Field:
     """Return the field for such rows. Raises UsageError if the chosen kind cannot hold them."""
     exact = f"{dtype.newbyteorder('=').name}[{','.join(map(str, row))}]"
     fits = [exact]
     if not row and dtype.kind != "b":
         fits = ["float", exact] if dtype.kind == "f" else ["int", "float", exact]
-    found = Field(choice.name, choice.kind or fits[0])
-    if found.kind not in fits:
-        raise UsageError(f"holds {exact}, which is not {found.kind}; omit the kind", path=path)
-    return found
+    field = Field(choice.name, choice.kind or fits[0])
+    if field.kind not in fits:
+        raise UsageError(f"holds {exact}, which is not {field.kind}; omit the kind", path=path)
+    return field
 
 
-def _encoded_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> bytes:
+def _encode_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> bytes:
     row = np.frombuffer(data, dtype).reshape(shape)
     if isinstance(field.codec, IntegerCodec | FloatCodec):
         return field.codec.encode(row.item())
     return field.codec.encode(row.astype(dtype.newbyteorder("<")))
 
 
-def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
+def match_keys(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     """Return the position of each record's partner, int64. ``path`` is the partners', for messages.
 
     Matches by key, by key without extension, or by file name without extension, whichever first gives each
@@ -427,19 +428,19 @@ def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     partner, or a partner without a record.
     """
     closest, most = (keys, partners), -1
-    for mine, others in zip(_forms(keys), _forms(partners), strict=True):
+    for mine, others in zip(_key_forms(keys), _key_forms(partners), strict=True):
         if not repeated_keys(mine) and not repeated_keys(others):
-            _, here, there = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
-            if len(here) == len(mine) == len(others):
+            _, own, partner = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
+            if len(own) == len(mine) == len(others):
                 places = np.empty(len(mine), np.int64)
-                places[here] = there
+                places[own] = partner
                 return places
-            if len(here) > most:
-                closest, most = (mine, others), len(here)
-    raise _unmatched(keys, partners, *closest, path)
+            if len(own) > most:
+                closest, most = (mine, others), len(own)
+    raise _mismatch_error(keys, partners, *closest, path)
 
 
-def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path) -> SourceIncomplete:
+def _mismatch_error(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path) -> SourceIncomplete:
     if repeated := repeated_keys(others):
         message = "occurs twice, but a record has one partner; remove one"
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
@@ -453,34 +454,34 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
     return SourceIncomplete(message, path=path, key=missing[0].decode())
 
 
-def _forms(keys: Keys) -> Iterator[Keys]:
+def _key_forms(keys: Keys) -> Iterator[Keys]:
     yield keys
     stems = [posixpath.splitext(key)[0] for key in keys.tolist()]
     yield np.array(stems, np.bytes_)
     yield np.array([*map(posixpath.basename, stems)], np.bytes_)
 
 
-def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
+def dataset_column(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
     """Return a column of the dataset in ``folder``, or in its folder of this split; "" is the images."""
     folder = splits_of(folder).get(split, folder)
     manifest = read_manifest(folder)
     if not column and not manifest.has_images:
         raise UsageError("has no images; name one of its columns with FOLDER#COLUMN", path=folder)
-    found = manifest.schema[column] if column else Field(choice.name, "image")
-    if choice.kind not in ("", found.kind):
-        raise UsageError(f"holds values of kind {found.kind}, not {choice.kind}; omit the kind", path=folder)
+    source = manifest.schema[column] if column else Field(choice.name, "image")
+    if choice.kind not in ("", source.kind):
+        raise UsageError(f"holds values of kind {source.kind}, not {choice.kind}; omit the kind", path=folder)
     rows = read_index(folder, manifest)
-    places = matched(keys, rows["key"], folder)
+    places = match_keys(keys, rows["key"], folder)
     table = check_column(folder, manifest, manifest.columns[column]) if manifest.columns and column else rows
-    lengths = np.full(len(rows), found.codec.size) if table is None else table["length"].astype(np.int64)
+    lengths = np.full(len(rows), source.codec.size) if table is None else table["length"].astype(np.int64)
     custody = {"name": choice.name, "root": manifest.root} | ({"column": column} if column else {})
-    origin = Origin(folder, "record", partial(_in_dataset, folder.resolve(), manifest.root, column))
-    field = Field(choice.name, found.kind, found.classes)
+    origin = Origin(folder, "record", partial(_open_dataset, folder.resolve(), manifest.root, column))
+    field = Field(choice.name, source.kind, source.classes)
     return JoinedColumn(field, origin, places, lengths[places], custody)
 
 
 @contextmanager
-def _in_dataset(folder: Path, root: str, column: str) -> Iterator[Value]:
+def _open_dataset(folder: Path, root: str, column: str) -> Iterator[ReadValue]:
     with open_with_root(folder, root) as dataset:
         if column:
             yield lambda place, _: dataset.columns.data(column, dataset.place(place))
@@ -492,7 +493,7 @@ KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
 NO_KEYS = "of keys or paths (key, file_name, path, …); its columns are"
 
 
-def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
+def table_column(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
     """Return the column ``header`` of a table with a column of keys; guess its kind if none is chosen."""
     table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
     line = 1  # 0 between two rows
@@ -511,26 +512,26 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
                     raise row
                 line = row.line
                 kind.add(row.cells[header])
-                table.append((_key(row.cells[keys_name]), row.offset, row.length))
+                table.append((_parse_key(row.cells[keys_name]), row.offset, row.length))
                 line = 0
         identity = file.identity
     rows = table.finish()
-    places = matched(keys, rows["key"], path)
+    places = match_keys(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
     origin = Origin(
-        path, AT_BYTE, partial(_in_file, path, identity, partial(_encoded_cell, field, form, header))
+        path, AT_BYTE, partial(_open_file, path, identity, partial(_encode_cell, field, form, header))
     )
     custody = {"name": choice.name, "sha256": hash_file(path)}
     custody |= {"column": header} if header != choice.name else {}
     return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody)
 
 
-def _key(cell: object) -> bytes:
+def _parse_key(cell: object) -> bytes:
     key = str(cell).encode() if isinstance(cell, str) or type(cell) is int else b""
     if not 0 < len(key) <= MAX_KEY_BYTES:
         raise ValueError("has no key")
     return key
 
 
-def _encoded_cell(field: Field, form: TableForm, header: str, row: bytes) -> bytes:
+def _encode_cell(field: Field, form: TableForm, header: str, row: bytes) -> bytes:
     return encode_cell(field, form.parse_row(row)[header], typed=not form.delimiter)

@@ -150,7 +150,7 @@ def write_dataset(
     refuse_other_shape(folder, split)
     refuse_busy(folder)
     total = operator.length_hint(samples, 0)  # now, because the first items are drawn next
-    items = opened_items(samples, schema, classes)
+    items = open_items(samples, schema, classes)
     numbered = items.numbered
     if order == "shuffled" and numbered is None:
         raise UsageError(
@@ -160,18 +160,18 @@ def write_dataset(
         size = sum(item.size for item in items.first) / len(items.first)
         seconds = len(numbered) * (items.seconds + size / BYTES_PER_SECOND)
         workers = 0 if seconds * (1 - 1 / usable_cpus()) < START_S else None
-    prepared, problems = _prepared(items, folder, split, options), Problems()
+    prepared, problems = _prepare(items, folder, split, options), Problems()
     prepared.check_output((), ConvertOptions(restart=restart), problems)
     problems.raise_all()
     if numbered is not None and not prepared.is_finished:
         check_room({folder: prepared.bytes_to_write(prepared.shards)})
 
-    write = partial(_saved, items=items, total=total, workers=workers, progress=progress)
+    write = partial(_save, items=items, total=total, workers=workers, progress=progress)
     return convert_prepared([prepared], write, restart=restart)[0]
 
 
-def _saved(
-    prepared: PreparedSplit, items: OpenedItems, total: int, workers: int | None, progress: Progress
+def _save(
+    prepared: PreparedSplit, items: ItemSource, total: int, workers: int | None, progress: Progress
 ) -> Manifest:
     with prepared.begin_work() as work_folder:
         if work_folder is not None:
@@ -180,10 +180,10 @@ def _saved(
                 runner, shards = JobRunner(workers, progress=progress), prepared.plan.shards
                 built = runner.run("save", jobs, work_folder.run, shards)
             else:
-                prepared, built = _streamed(prepared, items, total, work_folder, progress)
-            return _finished(work_folder, prepared, items.coder, built)
-    manifest, of_items = prepared.read_finished_manifest(), prepared.listing.options
-    if {name: manifest.source.get(name) for name in of_items} != of_items:
+                prepared, built = _save_stream(prepared, items, total, work_folder, progress)
+            return _finish(work_folder, prepared, items.coder, built)
+    manifest, options = prepared.read_finished_manifest(), prepared.listing.options
+    if {name: manifest.source.get(name) for name in options} != options:
         raise PlanMismatch(
             "holds a finished dataset of other items; choose another folder, or remove this one",
             path=prepared.output,
@@ -192,10 +192,10 @@ def _saved(
     return manifest
 
 
-def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions) -> PreparedSplit:
+def _prepare(items: ItemSource, output: Path, split: str, options: PlanOptions) -> PreparedSplit:
     """Return the plan: of all items with numbers, otherwise of the first items as placeholders."""
     if items.numbered is None:
-        entries = entries_of(items.first, range(len(items.first)))
+        entries = item_entries(items.first, range(len(items.first)))
     else:  # keys are placeholders, and lengths the mean of the first items
         count = len(items.numbered)
         entries = np.zeros(count, entry_dtype(max(KEY_DIGITS, len(str(count))), 1))
@@ -211,7 +211,7 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         split=split,
         layout=LAYOUT,
         entries=entries,
-        labels=items.coder.labels(-1),
+        labels=items.coder.label_space(-1),
         reader=ItemReader(),
         options=items.coder.form.to_json() | {"first": f"sha256:{digest.hexdigest()}"},
         schema=items.coder.schema,
@@ -233,9 +233,9 @@ def _jobs(
     The workers pick the items. If these cannot be sent to other processes, this process picks those of
     unfinished shards in one pass.
     """
-    elsewhere = None if workers == 0 else source.elsewhere()
-    if elsewhere is not None and (data := pickle_for_worker(elsewhere)) is not None:
-        builder = partial(build_fetched, data, coder)
+    shared = None if workers == 0 else source.for_workers()
+    if shared is not None and (data := pickle_for_worker(shared)) is not None:
+        builder = partial(pick_and_build, data, coder)
         yield from shard_jobs(prepared.plan, prepared.shards, work_folder, builder=builder)
         return
     jobs = list(shard_jobs(prepared.plan, prepared.shards, work_folder))
@@ -243,11 +243,11 @@ def _jobs(
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
     for job, own in zip(jobs, numbers, strict=True):
-        yield job_of_items(job, list(islice(items, len(own))), own) if own else job
+        yield with_items(job, list(islice(items, len(own))), own) if own else job
 
 
-def _streamed(
-    prepared: PreparedSplit, items: OpenedItems, total: int, work_folder: WorkFolder, progress: Progress
+def _save_stream(
+    prepared: PreparedSplit, items: ItemSource, total: int, work_folder: WorkFolder, progress: Progress
 ) -> tuple[PreparedSplit, list[BuiltShard]]:
     """Build shards from an iterator, one by one; return the split with its plan, and the built shards.
 
@@ -257,47 +257,47 @@ def _streamed(
     work_folder.claim(prepared.guard())
     plan, shards, built, done = prepared.plan, list[Unit](), list[BuiltShard](), 0
     with progress.task("save", records=total, size=0):
-        for group in _groups(items, plan.options.shard_size, progress):
+        for group in _group_by_shard(items, plan.options.shard_size, progress):
             number, first, done = len(shards), done, done + len(group)
             name = f"shard-{number:05d}{SUFFIXES[plan.options.container]}"
             shard = Unit(name, number, first, done, size=0, key_bytes=1)
             ProgressCounters(work_folder.run, [shard])
             (job,) = shard_jobs(replace(plan, shards=(shard,)), [shard], work_folder)
-            built.append(build_shard(job_of_items(job, group, range(first, done))))
+            built.append(build_shard(with_items(job, group, range(first, done))))
             shards.append(shard)
     plan = replace(plan, shards=tuple(shards), order=np.arange(done, dtype=np.uint32))
     return replace(prepared, plan=plan), built
 
 
-def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
+def _group_by_shard(items: ItemSource, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
     """Yield the items of each shard, which ends before the item that would make it too large."""
     size = done = 0
     group: list[EncodedItem] = []
     for number, item in enumerate(items.rest):
-        found = items.coder.encode(number, item)
-        if group and size + found.size > shard_size:
+        encoded = items.coder.encode(number, item)
+        if group and size + encoded.size > shard_size:
             yield group
             group, done, size = [], done + size, 0
-        group.append(found)
-        size += found.size
+        group.append(encoded)
+        size += encoded.size
         if not number % ITEMS_PER_UPDATE:
             progress.at(number, done + size)
     if group:
         yield group
 
 
-def _finished(
+def _finish(
     work_folder: WorkFolder, prepared: PreparedSplit, coder: ItemCoder, built: list[BuiltShard]
 ) -> Manifest:
     """Check the keys, complete the plan with the widest key and largest label of all items, and finish."""
-    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in read_shard_rows(work_folder, built)]
-    keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+    pairs = [(rows["row"]["key"], rows["row"]["label"]) for rows in read_shard_rows(work_folder, built)]
+    keys, labels = (np.concatenate(each) for each in zip(*pairs, strict=True))
     for key in repeated_keys(keys):
         first, second = sorted(prepared.plan.order[np.flatnonzero(keys == key)[:2]].tolist())
         raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
     plan = replace(
         prepared.plan,
-        listing=replace(prepared.listing, labels=coder.labels(int(labels.max()))),
+        listing=replace(prepared.listing, labels=coder.label_space(int(labels.max()))),
         class_sorted=is_class_sorted(labels),
         key_bytes=min(keys.dtype.itemsize, MAX_KEY_BYTES),
     )
@@ -333,13 +333,13 @@ class EncodedItem(NamedTuple):
 class ItemCoder:
     """Encodes items of one form. Picklable.
 
-    If ``is_found``, the ``schema`` was derived from items, and numbers must have exactly its types.
+    If ``is_inferred``, the ``schema`` was derived from items, and numbers must have exactly its types.
     ``classes`` are the names of the labels 0, 1, ..., empty for labels without names.
     """
 
     form: ItemForm
     schema: Schema
-    is_found: bool
+    is_inferred: bool
     classes: tuple[str, ...] = ()
 
     @property
@@ -350,30 +350,32 @@ class ItemCoder:
         """Encode the item with this number. Raises BadItem, which names the number and the column."""
         try:
             parts = self.form.parts(item)
-            values = {name: self._part(name, parts[name], to) for name, to in self._encoders.items()}
+            values = {name: self._encode_part(name, parts[name], to) for name, to in self._encoders.items()}
         except BadValue as error:
             raise bad_item(number, error.message) from error
         key = values.pop("key", None) or b"%0*d" % (KEY_DIGITS, number)
         label, image = values.pop("label", UNLABELLED), values.pop("image", b"")
         return EncodedItem(key, label, image, tuple(values.values()))
 
-    def _part(self, name: str, value: Any, encode: Callable[[Any], Any]) -> Any:
+    def _encode_part(self, name: str, value: Any, encode: Callable[[Any], Any]) -> Any:
         try:
             refuse_masked(value)
             return encode(value)
         except BadValue as error:
-            advice = "; schema= can name another kind" if self.is_found and name in self.form.columns else ""
+            is_inferred = self.is_inferred and name in self.form.columns
+            advice = "; schema= can name another kind" if is_inferred else ""
             raise BadValue(f"{name}: {error.message}{advice}") from error
 
     @cached_property
     def _encoders(self) -> dict[str, Callable[[Any], Any]]:
-        own: dict[str, Callable[[Any], Any]] = {"key": key_of, "label": self._label, "image": image_of}
+        own: dict[str, Callable[[Any], Any]]
+        own = {"key": encode_key, "label": self._encode_label, "image": encode_image}
         encoders = {name: own[name] for name in own if name in self.form.own}
         for field in self.schema:
-            encoders[field.name] = partial(encode_exactly, field) if self.is_found else field.codec.encode
+            encoders[field.name] = partial(encode_exactly, field) if self.is_inferred else field.codec.encode
         return encoders
 
-    def _label(self, value: Any) -> int:
+    def _encode_label(self, value: Any) -> int:
         """Return the stored label, which is the position of its name among the sorted names."""
         if isinstance(value, str) != self.form.is_named:
             raise bad_value(value, "the name of a class" if self.form.is_named else "a label")
@@ -393,13 +395,13 @@ class ItemCoder:
     def _place_of(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(sorted(self.classes))}
 
-    def labels(self, largest: int) -> LabelSpace:
+    def label_space(self, largest: int) -> LabelSpace:
         """Return the label space of a dataset with this largest label."""
         numbers = (f"{label:0{LABEL_DIGITS}d}" for label in range(largest + 1))
         return LabelSpace.of(self.classes or numbers)
 
 
-def key_of(value: Any) -> bytes:
+def encode_key(value: Any) -> bytes:
     """Encode a key. Raises BadValue for any other value."""
     data = TextCodec().encode(value)
     if not data or len(data) > MAX_KEY_BYTES or b"\0" in data:
@@ -407,7 +409,7 @@ def key_of(value: Any) -> bytes:
     return data
 
 
-def image_of(value: Any) -> bytes:
+def encode_image(value: Any) -> bytes:
     """Return an encoded image's bytes. Raises BadValue for any other value."""
     try:
         return ImageCodec().encode(value)
@@ -417,7 +419,7 @@ def image_of(value: Any) -> bytes:
 
 
 @contextmanager
-def naming_item(number: int | None) -> Iterator[None]:
+def name_item_in_errors(number: int | None) -> Iterator[None]:
     """Convert BadValue to BadItem with this number, or, if it is None, with the error's key as number."""
     try:
         yield
@@ -442,7 +444,7 @@ class NumberedItems(ABC):
     def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield the items with these numbers, in this order."""
 
-    def elsewhere(self) -> NumberedItems | None:
+    def for_workers(self) -> NumberedItems | None:
         """Return these items for worker processes; None if only this process can pick them."""
         return self
 
@@ -492,7 +494,7 @@ GivenSchema = Schema | Mapping[str, str] | Sequence[Field]
 
 
 @dataclass(frozen=True)
-class OpenedItems:
+class ItemSource:
     """All items, by number or as the iterator ``rest``; their coder; and the ``first`` items, encoded.
 
     ``seconds`` is the time it took to make and encode each of the first items.
@@ -505,9 +507,9 @@ class OpenedItems:
     seconds: float
 
 
-def opened_items(
+def open_items(
     samples: Iterable[Any] | Sized, schema: GivenSchema | None, classes: Sequence[str] | None
-) -> OpenedItems:
+) -> ItemSource:
     """Encode the first items. Raises UsageError if there are none, or the schema or classes do not fit."""
     if isinstance(samples, Dataset):
         boxes = [Field(name, BOX_COLUMNS[name]) for name in box_columns(samples.manifest)]
@@ -521,13 +523,13 @@ def opened_items(
     else:
         drawn = numbered.pick(range(min(FIRST_ITEMS, len(numbered))))
     form: ItemForm | None = None
-    found, rows, size, began = list[Any](), list[Mapping[str, Any]](), 0, 0.0
+    items, rows, size, began = list[Any](), list[Mapping[str, Any]](), 0, 0.0
     for number, item in enumerate(islice(drawn, FIRST_ITEMS)):
         began = began or perf_counter()  # without the first item, which may open shared resources
-        with naming_item(number):
+        with name_item_in_errors(number):
             form = form or ItemForm.of(item)
             rows.append(form.parts(item))
-        found.append(item)
+        items.append(item)
         size += sum(len(v) if isinstance(v, bytes) else getattr(v, "nbytes", 0) for v in rows[-1].values())
         if size >= FIRST_BYTES:
             break
@@ -535,24 +537,24 @@ def opened_items(
         raise UsageError("there are no items to save")
     if not form.columns and "image" not in form.own:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
-    form, names = _labelled(form, rows[0], classes)
+    form, names = _resolve_classes(form, rows[0], classes)
     if schema is None:
-        with naming_item(None):
+        with name_item_in_errors(None):
             columns = infer_schema(rows, form.columns)
     else:
-        given, own = split_schema(schema)
-        if differing := sorted(set(form.names) ^ {*given.names, *(own or form.own)}):
+        columns, own = split_schema(schema)
+        if differing := sorted(set(form.names) ^ {*columns.names, *(own or form.own)}):
             raise UsageError(
                 f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"
             )
-        columns = Schema(given[name] for name in form.columns)
-    coder = ItemCoder(form, columns, is_found=schema is None, classes=names)
-    first = tuple(coder.encode(number, item) for number, item in enumerate(found))
-    rest = chain(found, drawn) if numbered is None else drawn
-    return OpenedItems(coder, first, numbered, rest, (perf_counter() - began) / len(first))
+        columns = Schema(columns[name] for name in form.columns)
+    coder = ItemCoder(form, columns, is_inferred=schema is None, classes=names)
+    first = tuple(coder.encode(number, item) for number, item in enumerate(items))
+    rest = chain(items, drawn) if numbered is None else drawn
+    return ItemSource(coder, first, numbered, rest, (perf_counter() - began) / len(first))
 
 
-def _labelled(
+def _resolve_classes(
     form: ItemForm, row: Mapping[str, Any], classes: Sequence[str] | None
 ) -> tuple[ItemForm, tuple[str, ...]]:
     """Return the form with the kind of its labels, and the names of the classes."""
@@ -589,15 +591,15 @@ class ItemReader(ByteReader):
         return nullcontext(self)
 
 
-def job_of_items(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
+def with_items(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
     """Return the job with these items, and their numbers, in place of its placeholders."""
-    entries = entries_of(items, numbers)
+    entries = item_entries(items, numbers)
     size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
     shard = replace(job.shard, size=size, key_bytes=entries.dtype["key"].itemsize)
     return replace(job, entries=entries, shard=shard, reader=ItemReader(tuple(items)))
 
 
-def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
+def item_entries(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
     entries = np.zeros(len(items), entry_dtype(max(len(item.key) for item in items), 1))
     entries["key"] = [item.key for item in items]
     entries["label"] = [item.label for item in items]
@@ -607,14 +609,14 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
     return entries
 
 
-def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
+def pick_and_build(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     """Build a shard, unless it is finished, from items that the worker picks from the packed ``source``."""
     if finished := read_trusted_commit(job):
         return finished
     numbers: list[int] = job.entries["offset"].tolist()
-    found = _source(source).pick(iter(numbers))
-    items = [coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
-    return build_shard(job_of_items(job, items, numbers))
+    picked = _unpickle_items(source).pick(iter(numbers))
+    items = [coder.encode(number, item) for number, item in zip(numbers, picked, strict=True)]
+    return build_shard(with_items(job, items, numbers))
 
 
-_source = lru_cache(maxsize=1)(ForkingPickler.loads)  # shared by all shards of a worker
+_unpickle_items = lru_cache(maxsize=1)(ForkingPickler.loads)  # shared by all shards of a worker

@@ -92,7 +92,7 @@ class FlowItems(NumberedItems):
     def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
         return self.node.pick(PassContext(0, self.resources or PassResources()), numbers)
 
-    def elsewhere(self) -> NumberedItems | None:
+    def for_workers(self) -> NumberedItems | None:
         node = _without_workers(self.node)
         return None if contains(node, ProcessMap | InProcess) else FlowItems(node)
 
