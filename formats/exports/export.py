@@ -17,7 +17,7 @@ from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, shard_ranges
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
-from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
+from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, JobFolders
 from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
@@ -115,14 +115,14 @@ def export(
         raise UsageError(f"unknown format {to!r}; choose from {', '.join(FORMATS)}")
     source, target = user_path(dataset), user_path(output)
     splits = splits_of(source) or {"": source}
-    runner = JobRunner(workers, executor, told := progress_or_bar(progress))
-    planned = [_Export.planned(path, target / split, to, shard_size, told) for split, path in splits.items()]
-    sizes = {one.output: one.bytes_to_write() for one in planned}
+    runner = JobRunner(workers, executor, progress := progress_or_bar(progress))
+    planned = [_Export.plan(path, target / split, to, shard_size, progress) for split, path in splits.items()]
+    sizes = {each.output: each.bytes_to_write() for each in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
     try:
-        return [one.finished(runner) for one in planned]
+        return [each.run(runner) for each in planned]
     finally:
-        _opened.cache_clear()  # close the dataset that jobs in this process opened
+        _open_dataset.cache_clear()  # close the dataset that jobs in this process opened
 
 
 MARKER = ".export.json"
@@ -145,7 +145,7 @@ class _Export:
     shard_size: int
 
     @classmethod
-    def planned(cls, path: Path, output: Path, to: str, shard_size: int, progress: Progress) -> _Export:
+    def plan(cls, path: Path, output: Path, to: str, shard_size: int, progress: Progress) -> _Export:
         """Plan an export. Raises UsageError, DataError and OSError before anything is written."""
         with Dataset(path) as dataset:
             index, manifest = dataset.index, dataset.manifest
@@ -176,7 +176,7 @@ class _Export:
     def bytes_to_write(self) -> int:
         """Return the bytes to write. Raises UsageError for another export's output, OutputBusy, OSError."""
         refuse_busy(self.output)
-        if self._marker() is not None:
+        if self._read_marker() is not None:
             return 0
         check_output(self.output, [self.dataset.resolve()], work="an export")
         refuse_other_plan(self.output, self._guard, work="export")
@@ -184,11 +184,11 @@ class _Export:
         left = [unit for unit in self.units if unit.name not in done]
         return sum(unit.size + self.format.overhead * (unit.last - unit.first) for unit in left)
 
-    def finished(self, runner: JobRunner) -> Exported:
-        marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False
+    def run(self, runner: JobRunner) -> Exported:
+        marker, intact, is_complete = self._read_marker(), dict[str, FileEntry](), False
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
-            intact = self._intact(marker[0], runner)
+            intact = self._find_intact(marker[0], runner)
             is_complete = len(intact) == len(self.units) and all(
                 each.is_in(self.output) for each in marker[1]
             )
@@ -198,7 +198,7 @@ class _Export:
             names = [unit.name for unit in self.units]
             kept = add_resume_note(lambda: describe_finished(self.output, names))
             with kept, WorkFolder(self.output) as work_folder:
-                marker = self._built(work_folder, {} if self.format.has_parts else intact, runner)
+                marker = self._build(work_folder, {} if self.format.has_parts else intact, runner)
         return Exported(
             path=self.output,
             to=self.format.name,
@@ -210,31 +210,31 @@ class _Export:
             has_images=self.manifest.has_images,
         )
 
-    def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
+    def _build(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
         """Build and publish all but the ``intact`` units, and the files that describe them all."""
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in a process with another working directory
-        places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
+        folders = JobFolders(*map(Path.absolute, (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
         done = finished_shards(self.output)
         if kept := describe_finished(self.output, [unit.name for unit in self.units]):
             runner.progress.note(f"{kept} already")
         dataset = self.dataset.absolute()
-        jobs = (_Job(dataset, self.format, places, unit, self._names(unit)) for unit in wanted)
-        built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)
+        jobs = (_Job(dataset, self.format, folders, unit, self._names(unit)) for unit in wanted)
+        built = runner.run(f"export {self.manifest.split}", jobs, folders.run, wanted, done)
         made = dict(intact) | {unit.name: unit for unit in built}
         units = tuple(made[unit.name] for unit in self.units)
-        about_all = tuple(self.format.finish(units, places))
+        index_files = tuple(self.format.finish(units, folders))
         value = {
             "format": "shardprep-export",
             "plan": self._guard,
             "classes": [each.name for each in self.manifest.labels.classes],
             "units": [each.to_json() for each in units],
-            "index": [each.to_json() for each in about_all],
+            "index": [each.to_json() for each in index_files],
         }
-        publish_bytes(places.output / MARKER, canonical_json(value), places.run)
+        publish_bytes(folders.output / MARKER, canonical_json(value), folders.run)
         work_folder.remove()
-        return units, about_all
+        return units, index_files
 
     @property
     def _guard(self) -> dict[str, Any]:
@@ -246,12 +246,12 @@ class _Export:
             "dataset": self.manifest.root,
         }
 
-    def _marker(self) -> _Marker | None:
+    def _read_marker(self) -> _Marker | None:
         """Return the marker if the export is finished. Raises PlanMismatch, DataError, OSError."""
         path = self.output / MARKER
         try:
             value = parse_canonical_json(read_small_file(path, damaged=DataError))
-            units, about_all = (parse_as(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
+            units, index_files = (parse_as(tuple[FileEntry, ...], value[name]) for name in ("units", "index"))
             plan = dict(value["plan"])
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -260,9 +260,9 @@ class _Export:
         if differing := describe_differences(plan, self._guard):
             issue = f"holds a finished export: {differing}; choose another folder, or remove this one"
             raise PlanMismatch(issue, path=self.output)
-        return units, about_all
+        return units, index_files
 
-    def _intact(self, units: Files, runner: JobRunner) -> dict[str, FileEntry]:
+    def _find_intact(self, units: Files, runner: JobRunner) -> dict[str, FileEntry]:
         if [unit.name for unit in units] != [unit.name for unit in self.units]:
             return {}
 
@@ -291,31 +291,31 @@ class _Job(Job[FileEntry]):
 
     dataset: Path
     format: ExportFormat
-    places: Places
+    folders: JobFolders
     shard: Unit
     names: tuple[str, ...]
 
     @property
     def output(self) -> Path:  # type: ignore[override]
-        return self.places.output
+        return self.folders.output
 
     def build(self) -> FileEntry:
         """Build and publish the unit, unless it is finished. Raises DataError, UsageError, OSError."""
-        commit = self.places.work / (self.shard.name + ".commit")
+        commit = self.folders.work / (self.shard.name + ".commit")
         try:
             unit: FileEntry = parse_as(FileEntry, parse_canonical_json(commit.read_bytes()))
             if self.format.is_intact(unit, self.names, self.output):
                 return unit
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             pass
-        unit = self.format.build(self.shard.name, self._records(), len(self.names), self.places)
-        publish_bytes(commit, canonical_json(unit.to_json()), self.places.run)
+        unit = self.format.build(self.shard.name, self._records(), len(self.names), self.folders)
+        publish_bytes(commit, canonical_json(unit.to_json()), self.folders.run)
         return unit
 
     def _records(self) -> Iterator[ExportRecord]:
-        dataset, boxes = _opened(self.dataset, self.format.source.root, self.places.run)
-        with closing(counted_range(self.places.run, self.shard.number, len(self.names))) as places:
-            for done in places:
+        dataset, boxes = _open_dataset(self.dataset, self.format.source.root, self.folders.run)
+        with closing(counted_range(self.folders.run, self.shard.number, len(self.names))) as ordinals:
+            for done in ordinals:
                 number = self.shard.first + done
                 record = dataset[number]
                 own = None
@@ -324,13 +324,13 @@ class _Job(Job[FileEntry]):
                 yield ExportRecord(self.names[done], *record, dataset.index[number], own, record.columns)
 
     def key_at(self, place: int) -> str:
-        dataset, _ = _opened(self.dataset, self.format.source.root, self.places.run)
+        dataset, _ = _open_dataset(self.dataset, self.format.source.root, self.folders.run)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, root: str, run: Path) -> tuple[Dataset, Rows | None]:
+def _open_dataset(path: Path, root: str, run: Path) -> tuple[Dataset, Rows | None]:
     """Open the dataset with this root, and return it with its boxes. Raises SourceDamaged.
 
     It is opened anew for each ``run``, because it may have been repaired since the last one.

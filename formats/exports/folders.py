@@ -18,14 +18,14 @@ from shardprep.formats.exports.format import (
     Exportable,
     ExportFormat,
     ExportRecord,
-    Places,
+    JobFolders,
     corners,
-    digests,
+    digest_names,
+    find_repeated,
     in_chunks,
-    parts_of,
-    published,
+    publish_file,
     real_array,
-    repeated,
+    split_key,
     suffix_of,
 )
 from shardprep.formats.images.header import kind_of
@@ -50,7 +50,7 @@ class Folders(ExportFormat):
     name = "folders"
     unit_names = "images-{number:05d}"
     overhead = 2048  # the mean unused part of a file's last block
-    names_of_boxes = ("objects",)
+    box_names = ("objects",)
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
@@ -65,11 +65,11 @@ class Folders(ExportFormat):
         classes = [each.name for each in source.labels.classes]
         if "" in classes:
             raise UsageError("has a class without a name, so it has no folder", path=source.path)
-        plain = [folder_part(name) for name in classes]
-        numbers = digests(plain)
-        twice = repeated(numbers)
+        plain = [quote_folder(name) for name in classes]
+        numbers = digest_names(plain)
+        twice = find_repeated(numbers)
         self._classes = [
-            caseless_part(name) if number in twice else folder
+            quote_caseless(name) if number in twice else folder
             for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
         ]
         if self._classes != sorted(self._classes):
@@ -77,11 +77,11 @@ class Folders(ExportFormat):
                 "ImageFolder numbers these classes in another order, because quoted names sort differently"
             )
         self._repeated: frozenset[int] = frozenset()
-        self._repeated = repeated(digests(self._checked(index, done)))
-        if self._repeated and repeated(digests(self._checked(index, done))):
+        self._repeated = find_repeated(digest_names(self._check_names(index, done)))
+        if self._repeated and find_repeated(digest_names(self._check_names(index, done))):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
-    def _checked(self, index: Rows, done: Callable[[int], None]) -> Iterator[str]:
+    def _check_names(self, index: Rows, done: Callable[[int], None]) -> Iterator[str]:
         for rows in in_chunks(index, done):
             for name, key in zip(self.names(rows), rows["key"].tolist(), strict=True):
                 if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
@@ -93,72 +93,72 @@ class Folders(ExportFormat):
 
     def names(self, rows: Rows) -> list[str]:
         columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]
-        plain = [self._plain(*values) for values in zip(*columns, strict=True)]
+        plain = [self._plain_name(*values) for values in zip(*columns, strict=True)]
         if not self._repeated:
             return plain
-        for place, (number, *values) in enumerate(zip(digests(plain).tolist(), *columns, strict=True)):
+        for place, (number, *values) in enumerate(zip(digest_names(plain).tolist(), *columns, strict=True)):
             if number in self._repeated:
                 key, label, flags, components = values
-                name = f"{caseless_part(key.decode())}.{suffix_of(kind_of(flags), components)}"
+                name = f"{quote_caseless(key.decode())}.{suffix_of(kind_of(flags), components)}"
                 plain[place] = name if label < 0 else f"{self._classes[label]}/{name}"
         return plain
 
-    def _plain(self, key: bytes, label: int, flags: int, components: int) -> str:
+    def _plain_name(self, key: bytes, label: int, flags: int, components: int) -> str:
         text, kind = key.decode(), kind_of(flags)
         suffix = suffix_of(kind, components)
         if label < 0:
-            return with_suffix(file_part(text), kind, suffix)  # a folder would be a class
+            return add_suffix(quote_file(text), kind, suffix)  # a folder would be a class
         own = self.source.labels.classes[label].name + "/"
-        *folders, name = parts_of(text.removeprefix(own) or text)
-        path = [self._classes[label], *map(folder_part, folders), with_suffix(file_part(name), kind, suffix)]
+        *parents, name = split_key(text.removeprefix(own) or text)
+        path = [self._classes[label], *map(quote_folder, parents), add_suffix(quote_file(name), kind, suffix)]
         return "/".join(path)
 
-    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, folders: JobFolders) -> FileEntry:
         """Write and flush all files, then rename them, then flush the folders."""
         digest, size = hashlib.sha256(), 0
         built: dict[Path, Path] = {}
         lines = []
         for number, record in enumerate(records):
-            path = places.run / f"{name}-{number}.tmp"
+            path = folders.run / f"{name}-{number}.tmp"
             with name_in_os_errors(path), path.open("wb") as file:
                 file.write(record.image)
-            built[path] = places.output / record.name
+            built[path] = folders.output / record.name
             size += len(record.image)
-            _add(digest, record.name, record.image)
+            _update_digest(digest, record.name, record.image)
             lines.append(self._line(record))
         with ThreadPoolExecutor(FLUSHES) as disk:  # a disk merges concurrent flushes
             list(disk.map(flush_file, built))
-        folders = {places.output}
+        changed = {folders.output}
         for path, final in built.items():
             make_read_only(path)
-            if final.parent not in folders:
+            if final.parent not in changed:
                 final.parent.mkdir(parents=True, exist_ok=True)
-                folders.update(each for each in final.parents if each.is_relative_to(places.output))
+                changed.update(each for each in final.parents if each.is_relative_to(folders.output))
             path.replace(final)
-        for folder in sorted(folders):
+        for folder in sorted(changed):
             flush_file(folder)
         if self.has_parts:
-            publish_bytes(places.work / f"{name}.jsonl", b"".join(lines), places.run)
+            publish_bytes(folders.work / f"{name}.jsonl", b"".join(lines), folders.run)
         return FileEntry(name, size, f"sha256:{digest.hexdigest()}", len(built))
 
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
         digest = hashlib.sha256()
         for name in names:
             try:
-                _add(digest, name, (output / name).read_bytes())
+                _update_digest(digest, name, (output / name).read_bytes())
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return False
         return unit.sha256 == f"sha256:{digest.hexdigest()}"
 
-    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+    def finish(self, units: Sequence[FileEntry], folders: JobFolders) -> list[FileEntry]:
         if self.source.has_labels:
             for folder in self._classes:  # also of empty classes: ImageFolder numbers the folders
-                (places.output / folder).mkdir(exist_ok=True)
+                (folders.output / folder).mkdir(exist_ok=True)
         if not self.has_parts:
             return []
-        parts = ((places.work / f"{unit.name}.jsonl").read_bytes() for unit in units)
+        parts = ((folders.work / f"{unit.name}.jsonl").read_bytes() for unit in units)
         records = sum(unit.records for unit in units)
-        return [published(METADATA, records, places, lambda file: file.writelines(parts))]
+        return [publish_file(METADATA, records, folders, lambda file: file.writelines(parts))]
 
     def _line(self, record: ExportRecord) -> bytes:
         values: dict[str, Any] = {"file_name": record.name, "key": record.key, "label": record.label}
@@ -167,51 +167,51 @@ class Folders(ExportFormat):
         for field in self.source.schema:
             value = record.columns[field.name]
             if field.kind not in ("json", "text"):
-                value = _finite(real_array(value).tolist())  # NaN and infinities become null
+                value = _replace_nan(real_array(value).tolist())  # NaN and infinities become null
             values[field.name] = value
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def _add(digest: Any, name: str, image: bytes) -> None:
+def _update_digest(digest: Any, name: str, image: bytes) -> None:
     digest.update(f"{len(name.encode())} {len(image)} {name}".encode())
     digest.update(image)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_replace_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def file_part(part: str) -> str:
+def quote_file(part: str) -> str:
     """Return a part of a path as a file name that is not hidden, and valid on any file system.
 
-    >>> file_part(".."), file_part("what?")
+    >>> quote_file(".."), quote_file("what?")
     ('%2E%2E', 'what%3F')
     """
-    return "%2E%2E" if part == ".." else _UNSAFE.sub(_quoted, part)
+    return "%2E%2E" if part == ".." else _UNSAFE.sub(_quote, part)
 
 
-def folder_part(part: str) -> str:
+def quote_folder(part: str) -> str:
     """Return a part of a path as a folder name, which never looks like an image file's."""
-    stem, dot, suffix = file_part(part).rpartition(".")
+    stem, dot, suffix = quote_file(part).rpartition(".")
     return f"{stem}%2E{suffix}" if dot and suffix.lower() in ALL_SUFFIXES else stem + dot + suffix
 
 
-def caseless_part(part: str) -> str:
+def quote_caseless(part: str) -> str:
     """Return a name that is unique for each text, even on file systems that ignore case.
 
-    >>> caseless_part("Cat.1"), caseless_part("cat.1")
+    >>> quote_caseless("Cat.1"), quote_caseless("cat.1")
     ('%43at%2E1', 'cat%2E1')
     """
-    return _CASED.sub(_quoted, part)
+    return _CASED.sub(_quote, part)
 
 
-def with_suffix(name: str, kind: str, suffix: str) -> str:
+def add_suffix(name: str, kind: str, suffix: str) -> str:
     """Return the name with the suffix appended, unless it already has one of the image's kind."""
     has_one = "." in name and name.rpartition(".")[2].lower() in SUFFIXES[kind]
     return name if has_one else f"{name}.{suffix}"
 
 
-def _quoted(match: re.Match[str]) -> str:
+def _quote(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode())

@@ -77,7 +77,7 @@ class Exportable:
     has_boxes: bool
 
 
-class Places(NamedTuple):
+class JobFolders(NamedTuple):
     """A job's folders: ``output``, ``work`` in it for state, and ``run`` in that for unfinished files."""
 
     output: Path
@@ -97,7 +97,7 @@ class ExportFormat:
     name: ClassVar[str]
     unit_names: ClassVar[str]
     """Template of a unit's name, of the dataset's ``split``, the unit's ``number`` and their ``count``."""
-    names_of_boxes: ClassVar[tuple[str, ...]] = ()
+    box_names: ClassVar[tuple[str, ...]] = ()
     """The names of boxes in the format; no column of a dataset with boxes may have them."""
     writer: str = "1"
     overhead: int = 0
@@ -110,7 +110,7 @@ class ExportFormat:
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         self.source = source
         for field in source.schema if source.has_boxes else ():
-            if field.name.lower() in self.names_of_boxes:
+            if field.name.lower() in self.box_names:
                 raise self.cannot_hold(field, "boxes use that name", "another format")
 
     def cannot_hold(self, field: Field, why: str, instead: str = "webdataset, parquet or mds") -> UsageError:
@@ -128,23 +128,25 @@ class ExportFormat:
         """Write a unit of ``count`` records; not called if a unit is no file. Raises UsageError, OSError."""
         raise NotImplementedError
 
-    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, folders: JobFolders) -> FileEntry:
         """Write and publish a unit of ``count`` records. Raises the errors of :meth:`write`."""
-        return published(name, count, places, lambda file: self.write(file, records, count))
+        return publish_file(name, count, folders, lambda file: self.write(file, records, count))
 
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
         """Whether a published unit is undamaged. Raises OSError."""
         return unit.is_in(output)
 
-    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+    def finish(self, units: Sequence[FileEntry], folders: JobFolders) -> list[FileEntry]:
         """Publish the files that describe all units, and return their entries."""
         return []
 
 
-def published(name: str, records: int, places: Places, write: Callable[[BinaryIO], object]) -> FileEntry:
+def publish_file(
+    name: str, records: int, folders: JobFolders, write: Callable[[BinaryIO], object]
+) -> FileEntry:
     """Publish a file written by ``write``, and return its entry. Raises OSError."""
-    final = places.output / name
-    with publishing(final, places.run) as file:
+    final = folders.output / name
+    with publishing(final, folders.run) as file:
         write(file)
     return FileEntry(name, final.stat().st_size, hash_file(final), records)
 
@@ -165,24 +167,24 @@ SUFFIXES = {
 ALL_SUFFIXES = frozenset(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
 
-def parts_of(key: str) -> list[str]:
+def split_key(key: str) -> list[str]:
     """Split a key at its slashes, except those that would make an empty part."""
     return re.split(r"(?<!^)(?<!/)/(?!$)", key) if "/" in key else [key]
 
 
-def stem_of(key: str) -> str:
+def encode_stem(key: str) -> str:
     """Return the key as a WebDataset stem: ASCII, without a dot.
 
-    >>> stem_of("a/b.c"), stem_of("../x y")
+    >>> encode_stem("a/b.c"), encode_stem("../x y")
     ('a/b%2Ec', '%2E%2E/x%20y')
     """
-    return "/".join(quote(part, safe="").replace(".", "%2E") for part in parts_of(key))
+    return "/".join(quote(part, safe="").replace(".", "%2E") for part in split_key(key))
 
 
-def without_suffix(key: str) -> str:
+def strip_suffix(key: str) -> str:
     """Return the key without an image file's suffix.
 
-    >>> without_suffix("a/b.JPEG"), without_suffix("a/b.c")
+    >>> strip_suffix("a/b.JPEG"), strip_suffix("a/b.c")
     ('a/b', 'a/b.c')
     """
     stem, _, suffix = key.rpartition(".")
@@ -200,12 +202,12 @@ def in_chunks(index: Rows, done: Callable[[int], None]) -> Iterator[Rows]:
         done(first + len(rows))
 
 
-def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
+def digest_names(names: Iterable[str]) -> npt.NDArray[np.uint64]:
     """Return a 64-bit digest of each name; equal for names that are equal on some file system."""
     folded = (unicodedata.normalize("NFC", name.casefold()).encode() for name in names)
     return np.frombuffer(b"".join(blake3(name).digest(8) for name in folded), "<u8")
 
 
-def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
+def find_repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
     found, counts = np.unique(numbers, return_counts=True)
     return frozenset(found[counts > 1].tolist())

@@ -15,9 +15,9 @@ from shardprep.formats.exports.format import (
     Exportable,
     ExportFormat,
     ExportRecord,
-    Places,
+    JobFolders,
     corners,
-    published,
+    publish_file,
     real_array,
 )
 from shardprep.formats.records.schema import ArrayCodec, Field
@@ -44,7 +44,7 @@ class MDS(ExportFormat):
     name = "mds"
     overhead = 16  # the offset, the label and the size of the key
     unit_names = "shard.{number:05d}.mds"
-    names_of_boxes = BOXES, BOX_LABELS
+    box_names = BOXES, BOX_LABELS
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
@@ -53,7 +53,7 @@ class MDS(ExportFormat):
             columns.append(MdsColumn("image", "jpeg"))  # decoded by Pillow, which recognises any kind
         if source.has_boxes:
             columns += [MdsColumn(BOXES, "ndarray:float32"), MdsColumn(BOX_LABELS, "ndarray:int32")]
-        self._columns = sorted([*columns, *map(_column_of, source.schema)])  # by name, which is unique
+        self._columns = sorted([*columns, *map(_mds_column, source.schema)])  # by name, which is unique
         self._config = {
             "version": 2,
             "format": "mds",
@@ -80,16 +80,16 @@ class MDS(ExportFormat):
         file.write(np.array([count, *offsets], "<u4").tobytes())
 
     def _sample(self, record: ExportRecord) -> bytes:
-        values = {"key": record.key.encode(), "label": _integer(record.label), "image": record.image}
+        values = {"key": record.key.encode(), "label": _encode_integer(record.label), "image": record.image}
         if record.boxes is not None:
             sides = np.array(corners(record.boxes), "<f4").reshape(-1, 4)
-            values |= {BOXES: _shaped(sides), BOX_LABELS: _shaped(record.boxes["label"].astype("<i4"))}
-        columns = {field.name: _encoded(field, record.columns[field.name]) for field in self.source.schema}
+            values |= {BOXES: _ndarray(sides), BOX_LABELS: _ndarray(record.boxes["label"].astype("<i4"))}
+        columns = {field.name: _encode(field, record.columns[field.name]) for field in self.source.schema}
         data = [(values | columns)[column.name] for column in self._columns]
         sizes = [len(value) for value, column in zip(data, self._columns, strict=True) if column.size is None]
         return b"".join([np.array(sizes, "<u4").tobytes(), *data])
 
-    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+    def finish(self, units: Sequence[FileEntry], folders: JobFolders) -> list[FileEntry]:
         shards = [
             {
                 **self._config,
@@ -104,10 +104,10 @@ class MDS(ExportFormat):
             for unit in units
         ]
         data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
-        return [published(INDEX, len(units), places, lambda file: file.write(data))]
+        return [publish_file(INDEX, len(units), folders, lambda file: file.write(data))]
 
 
-def _column_of(field: Field) -> MdsColumn:
+def _mds_column(field: Field) -> MdsColumn:
     codec = field.codec
     if not isinstance(codec, ArrayCodec):
         return MdsColumn(field.name, *OF_KIND[field.kind][:2])
@@ -122,18 +122,18 @@ def _column_of(field: Field) -> MdsColumn:
     return MdsColumn(field.name, f"ndarray:{element}:{','.join(map(str, fixed))}", size * math.prod(fixed))
 
 
-def _encoded(field: Field, value: Any) -> bytes:
+def _encode(field: Field, value: Any) -> bytes:
     if field.kind in OF_KIND:
         return OF_KIND[field.kind][2](value)
     array = real_array(value)
-    return _shaped(array) if _column_of(field).size is None else array.tobytes()
+    return _ndarray(array) if _mds_column(field).size is None else array.tobytes()
 
 
-def _integer(value: int) -> bytes:
+def _encode_integer(value: int) -> bytes:
     return value.to_bytes(8, "little", signed=True)
 
 
-def _shaped(array: npt.NDArray[Any]) -> bytes:
+def _ndarray(array: npt.NDArray[Any]) -> bytes:
     """Return the bytes of an array after its number of dimensions and their sizes, in the smallest type."""
     most = max(array.shape)
     width = next(number for number in range(4) if most < 1 << (8 << number))
@@ -146,9 +146,9 @@ OF_KIND: dict[str, tuple[str, int | None, Callable[[Any], bytes]]] = {
     "bytes": ("bytes", None, bytes),
     "text": ("str", None, str.encode),
     "json": ("json", None, lambda value: json.dumps(value).encode()),
-    "int": ("int", 8, _integer),
+    "int": ("int", 8, _encode_integer),
     "float": ("float64", 8, lambda value: np.float64(value).tobytes()),
-    "label": ("int", 8, _integer),
-    "labels": ("ndarray:int32", None, _shaped),
+    "label": ("int", 8, _encode_integer),
+    "labels": ("ndarray:int32", None, _ndarray),
 }
 """The encoding, size and encoder of a column by its kind; those of arrays depend on dtype and shape."""

@@ -16,9 +16,9 @@ from shardprep.formats.exports.format import (
     Exportable,
     ExportFormat,
     ExportRecord,
-    Places,
+    JobFolders,
     corners,
-    published,
+    publish_file,
     real_array,
 )
 from shardprep.formats.records.schema import ArrayCodec, Field
@@ -38,7 +38,7 @@ class Parquet(ExportFormat):
     name = "parquet"
     overhead = 16  # the label and the key
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
-    names_of_boxes: ClassVar[tuple[str, ...]] = (OBJECTS,)
+    box_names: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
@@ -53,23 +53,23 @@ class Parquet(ExportFormat):
         shaped = {field.name for field in self.source.schema if isinstance(field.codec, ArrayCodec)}
         options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pa.parquet.ParquetWriter(file, schema, **options) as writer:
-            for group in _groups(records):
+            for group in _row_groups(records):
                 rows = [self._row(record) for record in group]
                 arrays = []
                 for name, column in columns.items():
                     values = [row[name] for row in rows]
-                    arrays.append(_nested(values) if name in shaped else pa.array(values, column.kind))
+                    arrays.append(_nest_arrays(values) if name in shaped else pa.array(values, column.kind))
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=len(rows))
 
-    def _columns(self) -> dict[str, Arrow]:
-        label = value_of("label", [each.name for each in self.source.labels.classes])
-        columns = {"image": value_of("image")} if self.source.has_images else {}
-        columns |= {"label": label, "key": value_of("text")}
+    def _columns(self) -> dict[str, ArrowColumn]:
+        label = scalar_column("label", [each.name for each in self.source.labels.classes])
+        columns = {"image": scalar_column("image")} if self.source.has_images else {}
+        columns |= {"label": label, "key": scalar_column("text")}
         if self.source.has_boxes:
-            parts = {"bbox": list_of(list_of(value_of("float32"))), "category": list_of(label)}
+            parts = {"bbox": list_of(list_of(scalar_column("float32"))), "category": list_of(label)}
             kind = import_arrow().struct([(name, part.kind) for name, part in parts.items()])
-            columns[OBJECTS] = Arrow(kind, {name: part.feature for name, part in parts.items()})
-        return columns | {field.name: column_of(field) for field in self.source.schema}
+            columns[OBJECTS] = ArrowColumn(kind, {name: part.feature for name, part in parts.items()})
+        return columns | {field.name: arrow_column(field) for field in self.source.schema}
 
     def _row(self, record: ExportRecord) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -89,43 +89,43 @@ class Parquet(ExportFormat):
         return row
 
 
-class Arrow(NamedTuple):
+class ArrowColumn(NamedTuple):
     """A column's Arrow type, and its feature."""
 
     kind: Any
     feature: Any
 
 
-def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
+def scalar_column(kind: str, classes: Sequence[str] = ()) -> ArrowColumn:
     """Return the column of a kind that is not a list, or of an element; a label without classes is an int."""
     pa = import_arrow()
     if kind == "image":
-        return Arrow(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), {"_type": "Image"})
+        return ArrowColumn(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), {"_type": "Image"})
     if kind == "label" and classes:
-        return Arrow(pa.int64(), {"names": list(classes), "_type": "ClassLabel"})
+        return ArrowColumn(pa.int64(), {"names": list(classes), "_type": "ClassLabel"})
     name = "int64" if kind == "label" else TYPES.get(kind, kind)
-    return Arrow(pa.type_for_alias(name), {"dtype": name, "_type": "Value"})
+    return ArrowColumn(pa.type_for_alias(name), {"dtype": name, "_type": "Value"})
 
 
-def list_of(item: Arrow) -> Arrow:
-    return Arrow(import_arrow().list_(item.kind), {"feature": item.feature, "_type": "Sequence"})
+def list_of(item: ArrowColumn) -> ArrowColumn:
+    return ArrowColumn(import_arrow().list_(item.kind), {"feature": item.feature, "_type": "Sequence"})
 
 
-def column_of(field: Field) -> Arrow:
+def arrow_column(field: Field) -> ArrowColumn:
     """Return the Arrow column of a column. Arrays are nested lists, complex numbers lists of two."""
     codec = field.codec
     if isinstance(codec, ArrayCodec):
         real = {"complex64": "float32", "complex128": "float64"}.get(codec.element)
-        column = value_of(real or codec.element)
+        column = scalar_column(real or codec.element)
         for _ in range(len(codec.shape) + bool(real)):
             column = list_of(column)
         return column
     if field.kind == "labels":
-        return list_of(value_of("label", field.classes))
-    return value_of(field.kind, field.classes)
+        return list_of(scalar_column("label", field.classes))
+    return scalar_column(field.kind, field.classes)
 
 
-def _nested(values: list[Any]) -> Any:
+def _nest_arrays(values: list[Any]) -> Any:
     """Return NumPy arrays of equal dimensionality as an array of nested lists, without Python numbers."""
     pa, arrays = import_arrow(), [real_array(value) for value in values]
     made = pa.array(np.concatenate([array.ravel() for array in arrays]))
@@ -136,7 +136,7 @@ def _nested(values: list[Any]) -> Any:
     return made
 
 
-def _groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:
+def _row_groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:
     """Yield the records in row groups, limited in images and bytes."""
     group: list[ExportRecord] = []
     size = 0
@@ -180,12 +180,12 @@ class Croissant(Parquet):
     """The files of :class:`Parquet`, and ``croissant.json`` with their SHA-256, classes and fields."""
 
     name = "croissant"
-    names_of_boxes = OBJECTS, "boxes", "box_labels"
+    box_names = OBJECTS, "boxes", "box_labels"
 
-    def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
+    def finish(self, units: Sequence[FileEntry], folders: JobFolders) -> list[FileEntry]:
         records = sum(unit.records for unit in units)
         data = json.dumps(self._description(units, records), indent=2, ensure_ascii=False).encode() + b"\n"
-        return [published("croissant.json", records, places, lambda file: file.write(data))]
+        return [publish_file("croissant.json", records, folders, lambda file: file.write(data))]
 
     def _description(self, units: Sequence[FileEntry], records: int) -> dict[str, Any]:
         source = self.source
@@ -206,7 +206,7 @@ class Croissant(Parquet):
             # not cr:BoundingBox: mlcroissant reads only one for each record
             fields.append(_field("boxes", OBJECTS, "sc:Float", part="bbox", shape=(None, 4)))
             fields.append(_field("box_labels", OBJECTS, "sc:Integer", part="category", shape=(None,)))
-        fields += map(_described, source.schema)
+        fields += map(_describe_field, source.schema)
         classes = []
         if source.labels.classes:
             kinds = {"classes/label": "sc:Integer", "classes/name": "sc:Text"}
@@ -255,7 +255,7 @@ def _field(
     return field
 
 
-def _described(field: Field) -> dict[str, Any]:
+def _describe_field(field: Field) -> dict[str, Any]:
     kind, codec = CROISSANT_TYPES.get(field.kind, "sc:Text"), field.codec
     part = "bytes" if field.kind == "image" else None
     shape: tuple[int | None, ...] = ()

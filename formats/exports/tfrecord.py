@@ -49,7 +49,7 @@ def int_feature(values: Iterable[int]) -> Feature:
     return _field(_THIRD, _field(_FIRST, b"".join(varint(value & 0xFFFF_FFFF_FFFF_FFFF) for value in values)))
 
 
-def example(features: Mapping[str, Feature]) -> bytes:
+def encode_example(features: Mapping[str, Feature]) -> bytes:
     """Return the ``tf.train.Example`` of these features, sorted by name."""
     entries = (_field(_FIRST, name.encode()) + _field(_SECOND, features[name]) for name in sorted(features))
     return _field(_FIRST, b"".join(_field(_FIRST, entry) for entry in entries))
@@ -79,7 +79,7 @@ class TFRecord(ExportFormat):
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:
-            message = example(dict(self._features(record)))
+            message = encode_example(dict(self._features(record)))
             length = len(message).to_bytes(8, "little")
             file.write(HEAD.pack(len(message), masked_crc(length)) + message + TAIL.pack(masked_crc(message)))
 

@@ -16,12 +16,12 @@ from shardprep.formats.exports.format import (
     ExportFormat,
     ExportRecord,
     corners,
-    digests,
+    digest_names,
+    encode_stem,
+    find_repeated,
     in_chunks,
-    repeated,
-    stem_of,
+    strip_suffix,
     suffix_of,
-    without_suffix,
 )
 from shardprep.formats.images.header import kind_of, read_image_header
 from shardprep.formats.shards.read import Rows
@@ -42,7 +42,7 @@ webdataset decodes ``index`` and ``cls`` to an int, ``txt`` to text, and ``json`
 """
 
 
-def _encoded(value: Any, extension: str) -> bytes:
+def _encode(value: Any, extension: str) -> bytes:
     match extension:
         case "bin":
             return bytes(value)
@@ -58,30 +58,30 @@ def _encoded(value: Any, extension: str) -> bytes:
 class WebDatasetTars(ExportFormat):
     """Tars (ustar) of samples: image, label as ``cls``, boxes and columns.
 
-    A sample's name is its key's :func:`.format.stem_of`. Suffixes of image files are dropped if all names
+    A sample's name is its key's :func:`.format.encode_stem`. Suffixes of image files are dropped if all names
     stay unique without them.
     """
 
     name = "webdataset"
     unit_names = "{split}-{number:06d}.tar"
-    names_of_boxes = ("boxes",)
+    box_names = ("boxes",)
 
     def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
         members = source.has_images + len(source.schema) + source.has_labels + source.has_boxes
         self.overhead = BLOCK * (members + source.has_labels)  # headers, and the block of a label
         chunks = (rows["key"].tolist() for rows in in_chunks(index, done))
-        bare = digests(without_suffix(key.decode()) for keys in chunks for key in keys)
-        self._bare = not repeated(bare)
+        bare = digest_names(strip_suffix(key.decode()) for keys in chunks for key in keys)
+        self._bare = not find_repeated(bare)
 
     def names(self, rows: Rows) -> list[str]:
         keys = super().names(rows)
-        return [stem_of(without_suffix(key) if self._bare else key) for key in keys]
+        return [encode_stem(strip_suffix(key) if self._bare else key) for key in keys]
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:
             for extension, data in self._members(record):
-                file.write(header(f"{record.name}.{extension}", len(data)))
+                file.write(tar_header(f"{record.name}.{extension}", len(data)))
                 file.write(data)
                 file.write(bytes(-len(data) % BLOCK))
         file.write(bytes(2 * BLOCK))
@@ -99,10 +99,10 @@ class WebDatasetTars(ExportFormat):
                 yield f"{name}.{SUFFIXES[kind_of(read_image_header(value).flags)][0]}", value
             else:
                 extension = EXTENSIONS.get(field.kind, "npy")
-                yield f"{name}.{extension}", _encoded(value, extension)
+                yield f"{name}.{extension}", _encode(value, extension)
 
 
-def header(name: str, size: int) -> bytes:
+def tar_header(name: str, size: int) -> bytes:
     """Return the ustar header of a member with time 0, after an extended POSIX header if the name is long."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o444
