@@ -372,8 +372,8 @@ def array_column(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn
             raise SourceDamaged("does not have the size its header gives; copy it again", path=path)
         identity = file.identity
     field = _choose_field(path, choice, dtype, shape[1:])
-    encoded = partial(_encode_row, field, dtype, shape[1:])
-    origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encoded))
+    encode = partial(_encode_row, field, dtype, shape[1:])
+    origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encode))
     places, lengths = start + size * np.arange(records), np.full(records, size)
     return JoinedColumn(field, origin, places, lengths, {"name": choice.name, "sha256": hash_file(path)})
 
@@ -382,9 +382,9 @@ AT_BYTE = "the row at byte"
 
 
 @contextmanager
-def _open_file(path: Path, identity: Identity, encoded: Callable[[bytes], bytes]) -> Iterator[ReadValue]:
+def _open_file(path: Path, identity: Identity, encode: Callable[[bytes], bytes]) -> Iterator[ReadValue]:
     with ArchiveFile(path, identity) as file:
-        yield lambda place, length: read_row(file, length, place, encoded)
+        yield lambda place, length: read_row(file, length, place, encode)
 
 
 def _read_header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -518,9 +518,8 @@ def table_column(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> J
     rows = table.finish()
     places = match_keys(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
-    origin = Origin(
-        path, AT_BYTE, partial(_open_file, path, identity, partial(_encode_cell, field, form, header))
-    )
+    encode = partial(_encode_cell, field, form, header)
+    origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encode))
     custody = {"name": choice.name, "sha256": hash_file(path)}
     custody |= {"column": header} if header != choice.name else {}
     return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody)

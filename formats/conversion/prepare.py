@@ -185,9 +185,8 @@ class PreparedSplit:
 
     def max_bytes(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the size of the tables and these shards."""
-        kind, plan = container(self.plan.options.container), self.plan
-        tables = len(plan.order) * (index_dtype(plan.key_bytes).itemsize + 32)
-        return tables + sum(map(kind.bytes_needed, shards))
+        tables = len(self.plan.order) * (index_dtype(self.plan.key_bytes).itemsize + 32)
+        return tables + sum(map(container(self.plan.options.container).bytes_needed, shards))
 
     def bytes_to_write(self, shards: Iterable[Unit]) -> int:
         """Return an upper bound of the bytes still to write for these shards."""

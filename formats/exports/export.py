@@ -167,11 +167,11 @@ class _Export:
         if chosen.note:
             progress.note(f"{output}: {chosen.note}; {MARKER} has the order of their labels")
         bounds = list(shard_ranges(lengths, shard_size))
-        units = []
-        for number, (first, last) in enumerate(bounds):
-            name, size = chosen.unit_name(number, len(bounds)), int(lengths[first:last].sum())
-            units.append(Unit(name, number, first, last, size))
-        return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
+        units = tuple(
+            Unit(chosen.unit_name(number, len(bounds)), number, first, last, int(lengths[first:last].sum()))
+            for number, (first, last) in enumerate(bounds)
+        )
+        return cls(path, output, manifest, index, chosen, units, shard_size)
 
     def bytes_to_write(self) -> int:
         """Return the bytes to write. Raises UsageError for another export's output, OutputBusy, OSError."""

@@ -448,11 +448,9 @@ class FolderImages:
     @property
     def folders(self) -> tuple[Path, ...]:
         """Absolute folders, links resolved, where any new file may become an image."""
-        places = (
-            [self.top, *(self.top / name for name in self.classes)] if self.options.follow_symlinks else []
-        )
-        resolved = (place.resolve() for place in places if place.is_symlink())
-        return (self.root.joinpath(*Path(self.place).parts[:1]), *resolved)
+        names = ("", *self.classes) if self.options.follow_symlinks else ()
+        links = (self.top / name for name in names if (self.top / name).is_symlink())
+        return (self.root.joinpath(*Path(self.place).parts[:1]), *(link.resolve() for link in links))
 
     @cached_property
     def classes(self) -> Sequence[str]:

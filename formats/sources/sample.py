@@ -407,9 +407,8 @@ def make_sample(
     images = {"train": classes * train_per_class, "val": val, "test": test}
     annotated = sum(len(plan.annotated_images(split)) for split in ("train", "val"))  # drawn twice, for sizes
     progress = progress or NoProgress()
-    work = progress.task("sample", records=sum(images.values()) + annotated, size=0)
     drawn = count()
-    with work:
+    with progress.task("sample", records=sum(images.values()) + annotated, size=0):
         album = Album(lambda: progress.at(next(drawn), 0))
         archives = {
             "ILSVRC2012_img_train.tar": train_members(plan, album),

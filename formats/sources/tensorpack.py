@@ -281,11 +281,8 @@ class ItemLayout:
         if label is not None:
             label = resolve_name(parts, label, "--label-column")
         elif isinstance(first, dict) and "label" not in first:
-
-            def number(name: str) -> Any:
-                return int(parts[name]) if isinstance(parts[name], np.integer) else parts[name]
-
-            label = guess_label(parts, number) or None
+            plain = {name: int(p) if isinstance(p, np.integer) else p for name, p in parts.items()}
+            label = guess_label(plain, plain.get) or None
         return cls(image, label, ItemForm.of(_rename_components(first, image, label)))
 
     def parts(self, item: Any) -> Mapping[str, Any]:
