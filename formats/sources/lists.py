@@ -194,13 +194,11 @@ class ListedImages:
             images.entries["label"] = labels[images.entries["label"]]
         if not source.is_list and not self.problems.has("row", "path", "label"):  # all rows are known
             for place in dict.fromkeys(source.places.values()):
-                beside = [
-                    each for split, each in self.by_split.items() if source.places.get(split, "") == place
-                ]
-                listed = np.concatenate([each.entries["path"] for each in beside])
+                own = [each for split, each in self.by_split.items() if source.places.get(split, "") == place]
+                listed = np.concatenate([each.entries["path"] for each in own])
                 walk = replace(self._walk, ignored=Counter())
                 advice = "has no row in the table; add one, or remove it"
-                beside[0].ignored = report_unlisted(walk, place, listed, advice)
+                own[0].ignored = report_unlisted(walk, place, listed, advice)
 
     def _split_images(self, split: str, table: ImageTable) -> SplitImages:
         if split not in self.by_split:

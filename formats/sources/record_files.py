@@ -544,10 +544,9 @@ def label_note(schema: Schema, entries: Entries, options: SourceOptions) -> tupl
     """Return a note on the column that may be the label, if no record has one and the user named none."""
     if options.label_column is not None or (entries["label"] != UNLABELLED).any():
         return ()
-    names = find_known_names(
-        [field.name.rstrip("_") for field in schema if field.kind != "image"], LABEL_NAMES
-    )
-    return tuple(f"no record has a label; if it is {name}, add --label-column {name}" for name in names[:1])
+    names = [field.name.rstrip("_") for field in schema if field.kind != "image"]
+    likely = find_known_names(names, LABEL_NAMES)[:1]
+    return tuple(f"no record has a label; if it is {name}, add --label-column {name}" for name in likely)
 
 
 def resolve_name(names: Iterable[str], wanted: str, option: str) -> str:

@@ -499,6 +499,5 @@ class TfRecord(RecordSource):
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
         contents = self.contents_by_split[split]
-        return (
-            None if contents.boxes is None else boxes_by_key(contents.boxes, contents.entries["key"], labels)
-        )
+        boxes, keys = contents.boxes, contents.entries["key"]
+        return None if boxes is None else boxes_by_key(boxes, keys, labels)
