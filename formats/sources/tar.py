@@ -334,18 +334,18 @@ def find_remote_files(place: Location, names: Sequence[str]) -> dict[str, Remote
 
 async def _find_files(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
     if folder.place.scheme not in ("http", "https"):
-        return {name: file for name, file in (await folder.listed()).items() if file}
+        return {name: file for name, file in (await folder.list_files()).items() if file}
 
     denied: list[RemoteDenied] = []
 
-    async def about(name: str) -> StoredFile | None:
+    async def metadata(name: str) -> StoredFile | None:
         try:
-            return await folder.about(name)
+            return await folder.metadata(name)
         except RemoteDenied as error:  # the answer of a public bucket without listing for a missing file
             denied.append(error)
             return None
 
-    files = await asyncio.gather(*map(about, names))
+    files = await asyncio.gather(*map(metadata, names))
     if denied and not any(files):
         raise denied[0]
     return {name: file for name, file in zip(names, files, strict=True) if file is not None}

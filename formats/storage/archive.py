@@ -88,13 +88,13 @@ class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
         length = min(length, self.end - offset)
         if length <= 0:
             return b""
-        future = self._taken((length, offset)) or self._loop.begin(self._range(length, offset))
+        future = self._take_ahead((length, offset)) or self._loop.begin(self._read_range(length, offset))
         return future.result()  # leaving cancels it; LoopThread.run polls, which takes longer than an answer
 
     def expect(self, reads: Iterable[tuple[int, int]]) -> None:
         """Read ahead the (length, offset) pairs to be read next, in this order; the reader may skip some."""
         self._expected = deque(reads)
-        self._ask_ahead()
+        self._read_ahead()
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the whole file in pieces."""
@@ -114,25 +114,25 @@ class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
                 self._loop.cancel()
                 raise
 
-    def _taken(self, read: tuple[int, int]) -> Future[bytes] | None:
+    def _take_ahead(self, read: tuple[int, int]) -> Future[bytes] | None:
         """Return the future of a range that was read ahead, or None; drop the ranges before it."""
         while self._ahead:
             expected, future = self._ahead.popleft()
-            self._ask_ahead()
+            self._read_ahead()
             if expected == read:
                 return future
         return None
 
-    def _ask_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         while self._expected and len(self._ahead) < AHEAD_AT_ONCE:
             length, offset = self._expected[0]
             if self._ahead and sum(ahead[0] for ahead, _ in self._ahead) + length > AHEAD_BYTES:
                 return
             self._expected.popleft()
             if length > 0:
-                self._ahead.append(((length, offset), self._loop.begin(self._range(length, offset))))
+                self._ahead.append(((length, offset), self._loop.begin(self._read_range(length, offset))))
 
-    async def _range(self, length: int, offset: int) -> bytes:
+    async def _read_range(self, length: int, offset: int) -> bytes:
         if self._is_stopped:
             raise asyncio.CancelledError
         stop, stored = offset + length, self.file.stored
@@ -145,7 +145,7 @@ class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
             raise
 
     async def _refuse_changed(self) -> None:
-        if await self._folder.about(self.file.name) != self.file.stored:
+        if await self._folder.metadata(self.file.name) != self.file.stored:
             raise SourceDamaged(
                 "changed since it was listed; stop other programs from writing to it, and start again",
                 path=self.path,

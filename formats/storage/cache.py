@@ -60,7 +60,7 @@ ALIVE_S = 10.0
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
 
-LetGo = Callable[[], bool]
+MakeRoom = Callable[[], bool]
 """Releases something that takes up room; returns False if nothing was left to release."""
 
 
@@ -84,7 +84,7 @@ class FileHold(Owner, AbstractContextManager["FileHold"]):
     def pin_of(self, entry: FileEntry) -> LockDescriptor:
         return self._files[hex_of(entry)][1]
 
-    def lacks(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
+    def missing(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
         return [entry for entry in entries if hex_of(entry) not in self._files]
 
     def release(self) -> None:
@@ -159,7 +159,7 @@ class FileCache(Owner, Closable):
             with self.folder.critical_section():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
                 self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
-            self.folder.take_room((), self.limit_bytes)  # removes leftovers, and files beyond the limit
+            self.folder.reserve_room((), self.limit_bytes)  # removes leftovers, and files beyond the limit
         self._replaced = self.folder.replaced
 
     @property
@@ -175,35 +175,35 @@ class FileCache(Owner, Closable):
     def check_fits(self, entries: Iterable[FileEntry]) -> None:
         """Raise CacheTooSmall if one of these files can never be in the cache."""
         for entry in entries:
-            self._fitting([entry])
+            self._check_fit([entry])
 
-    def hold(self, entries: Iterable[FileEntry], let_go: LetGo = lambda: False) -> FileHold:
+    def hold(self, entries: Iterable[FileEntry], make_room: MakeRoom = lambda: False) -> FileHold:
         """Hold files, downloading the missing ones; waits until there is room.
 
         It holds none of them while it waits for room, so two readers never deadlock with half a set each.
-        Release earlier sets first, or in ``let_go``, which is called if there is no room.
+        Release earlier sets first, or in ``make_room``, which is called if there is no room.
 
         Raises CacheTooSmall if the limit is less than these files and those this process keeps, or if nothing
         changed in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
         RemoteDamaged, RemoteMissing, RemoteFailed; UsageError for missing files in a forked process; OSError.
         """
-        wanted = self._fitting(entries)
+        wanted = self._check_fit(entries)
         patience = Patience(self._patience_s, f"room in the cache {self.folder.path}, which others read from")
-        while isinstance(found := self._held(wanted), NoRoom):
-            if let_go():
+        while isinstance(found := self._try_hold(wanted), NoRoom):
+            if make_room():
                 continue
             self._refuse_closed()
-            idle_s = patience.waited(found.state)
+            idle_s = patience.pause(found.state)
             if found.full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
                 raise no_space(self.folder.path, found.full)
-            if self._needed(wanted) > found.limit or idle_s >= self._patience_s:
-                raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
+            if self._bytes_needed(wanted) > found.limit or idle_s >= self._patience_s:
+                raise self._too_small_error(max(found.least, self._bytes_needed(wanted)), found.limit)
         return found
 
     def hold_cached(self, entries: Sequence[FileEntry]) -> FileHold | None:
         """Hold files that are in the cache; None, without holding any, if one is missing."""
         held = FileHold()
-        if self._missing(held, entries):
+        if self._hold_cached(held, entries):
             held.release()
             return None
         self._hits += len(entries)
@@ -223,27 +223,27 @@ class FileCache(Owner, Closable):
         Only files that are used later, according to all readers, are evicted for it; without ``evict``, none
         are. Raises the errors of :meth:`hold` except CacheTooSmall.
         """
-        found = self._held([entry], "later" if evict else "none")
+        found = self._try_hold([entry], "later" if evict else "none")
         if isinstance(found, NoRoom):
             return False
         found.release()
         return True
 
-    def hold_intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
+    def hold_intact(self, entry: FileEntry, make_room: MakeRoom = lambda: False) -> FileHold:
         """Hold a file as :meth:`hold` does, after hashing it: a corrupt copy is replaced."""
-        held = self.hold([entry], let_go)
+        held = self.hold([entry], make_room)
         with suppress(OSError):  # a bad sector
             if held.has_downloaded or hash_descriptor(held.pin_of(entry).fileno()) == entry.sha256:
                 return held
         with held:
             self.folder.discard(entry, held.pin_of(entry))
-        return self.hold([entry], let_go)
+        return self.hold([entry], make_room)
 
     def check_published(self, entry: FileEntry) -> None:
         """Hash a file at the place, whatever is cached. Raises RemoteDamaged, RemoteMissing, RemoteFailed."""
-        self._result(*self._begun(lambda remote: fill(remote, entry, HashedBytes())))
+        self._wait_for(*self._start(lambda remote: fill(remote, entry, HashedBytes())))
 
-    def foresee(self, entries: Sequence[FileEntry]) -> None:
+    def announce(self, entries: Sequence[FileEntry]) -> None:
         """Announce to all processes the files that this one will use, in order, instead of earlier ones.
 
         Raises UsageError for a closed cache.
@@ -252,13 +252,13 @@ class FileCache(Owner, Closable):
         with self._lock:
             self._refuse_closed()
             with self.folder.critical_section():
-                self._reader.foresee(uses)
+                self._reader.announce(uses)
 
-    def used(self, position: int) -> None:
+    def record_position(self, position: int) -> None:
         """Record that the first ``position`` announced uses are done. Raises UsageError once closed."""
         with self._lock:
             self._refuse_closed()
-            self._reader.used(position)
+            self._reader.record_position(position)
 
     def close(self) -> None:
         """Release all files and stop the threads. Idempotent; not reusable afterwards."""
@@ -277,21 +277,21 @@ class FileCache(Owner, Closable):
         if self._is_closed:
             raise UsageError("the cache is closed", path=self.folder.path)
 
-    def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
+    def _check_fit(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
         """Return the files without duplicates. Raises CacheTooSmall if they can never fit together."""
         wanted = [*{hex_of(entry): entry for entry in entries}.values()]
-        if (needed := self._needed(wanted)) > self.limit_bytes:
-            raise self._too_small(needed, self.limit_bytes)
+        if (needed := self._bytes_needed(wanted)) > self.limit_bytes:
+            raise self._too_small_error(needed, self.limit_bytes)
         return wanted
 
-    def _needed(self, wanted: Iterable[FileEntry]) -> int:
+    def _bytes_needed(self, wanted: Iterable[FileEntry]) -> int:
         """Return the bytes of these files and the kept ones together."""
         sizes = {hex_of(entry): entry.size for entry in wanted}
         for held in self._kept:
             sizes |= held.sizes
         return sum(sizes.values())
 
-    def _too_small(self, needed: int, limit: int) -> CacheTooSmall:
+    def _too_small_error(self, needed: int, limit: int) -> CacheTooSmall:
         room = f"{limit:,} bytes" if limit < UNLIMITED else "no more"
         return CacheTooSmall(
             f"the cache is too small: it has room for {room} and needs at least {needed:,} bytes "
@@ -300,20 +300,20 @@ class FileCache(Owner, Closable):
             needed=needed,
         )
 
-    def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
+    def _try_hold(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
         """Hold the files, or none of them if there is no room for all missing ones."""
         hits = len(wanted)
         with errors_as_no_space(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
-            while missing := self._missing(held, wanted):
-                found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
+            while missing := self._hold_cached(held, wanted):
+                found = self.folder.reserve_room(missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
                     return found
                 held.has_downloaded = True
                 if found.own:
                     self._download(found.own, held)
                     hits -= len(found.own)
-                self._await(held, found.coming)
+                self._await_downloads(held, found.coming)
             failed.pop_all()
         self._hits += hits
         return held
@@ -321,16 +321,16 @@ class FileCache(Owner, Closable):
     def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
         """Download files and hold them; if one fails, give up all."""
         try:
-            begun = self._begun(lambda remote: self._run(remote, files))
+            begun = self._start(lambda remote: self._download_all(remote, files))
         except BaseException:
             for file in files:
                 file.give_up()
             raise
-        self._result(*begun)
+        self._wait_for(*begun)
         for file in files:
             held.add(file.entry, file.lock)
 
-    def _begun(
+    def _start(
         self, work: Callable[[RemoteFolder], Coroutine[Any, Any, None]]
     ) -> tuple[LoopThread, Future[None]]:
         """Begin to read from the place. Raises UsageError for a closed cache, and in a forked process."""
@@ -346,7 +346,7 @@ class FileCache(Owner, Closable):
             self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
             return self._loop, self._loop.begin(work(self._remote))
 
-    def _result(self, loop: LoopThread, future: Future[None]) -> None:
+    def _wait_for(self, loop: LoopThread, future: Future[None]) -> None:
         try:
             loop.result(future)
         except RemoteDenied:
@@ -356,9 +356,9 @@ class FileCache(Owner, Closable):
             self._refuse_closed()
             raise
 
-    async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
+    async def _download_all(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
         async def download(file: ArrivingFile) -> None:
-            await fill(remote, file.entry, file, self._arrived)
+            await fill(remote, file.entry, file, self._count_received)
             await call_in_thread(file.finish)
 
         async def show_alive() -> None:  # even if the server is silent
@@ -379,21 +379,21 @@ class FileCache(Owner, Closable):
         self._files += len(files)  # only the loop's thread counts these
         self._bytes += sum(file.entry.size for file in files)
 
-    def _arrived(self, size: int) -> None:
+    def _count_received(self, size: int) -> None:
         self._received_bytes += size
 
-    def _missing(self, held: FileHold, entries: Iterable[FileEntry]) -> list[FileEntry]:
+    def _hold_cached(self, held: FileHold, entries: Iterable[FileEntry]) -> list[FileEntry]:
         """Hold the files that are in the cache, and return the others."""
-        for entry in held.lacks(entries):
-            if (pin := self.folder.pinned(entry)) is not None:
+        for entry in held.missing(entries):
+            if (pin := self.folder.pin(entry)) is not None:
                 held.add(entry, pin)
-        return held.lacks(entries)
+        return held.missing(entries)
 
-    def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
+    def _await_downloads(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
         """Wait for the files that other processes download, and hold them."""
         patience = Patience(self._patience_s, "a file that another process downloads into the cache")
         while times := {
-            file: at for file in self._missing(held, coming) if (at := self.folder.coming_ns(file))
+            file: at for file in self._hold_cached(held, coming) if (at := self.folder.download_seen_ns(file))
         }:
             self._refuse_closed()
             patience.wait(self.folder.part_of(next(iter(times))), times)
@@ -418,10 +418,10 @@ class FileSource:
         if self.place is None:
             yield LOCAL
             return
-        with HeldFiles(self.opened, shared, most=0 if held else 1) as files:
+        with HeldFiles(self.open_cache, shared, most=0 if held else 1) as files:
             yield files
 
-    def opened(self) -> FileCache:
+    def open_cache(self) -> FileCache:
         if self.place is None or self.cache is None:
             raise ValueError("the files are local")
         return FileCache(self.cache, self.limit, self.place)
@@ -463,22 +463,22 @@ class HeldFiles(LocalFiles, Owner, Closable):
         held = self._held.pop(hex_of(entry), None)
         if held is None:
             if len(self._held) >= self._most:
-                self._let_go_first()
-            held = self.cache.hold([entry], self._let_go_first)
+                self._release_first()
+            held = self.cache.hold([entry], self._release_first)
         if other := self._held.pop(hex_of(entry), None):
             other.release()
         self._held[hex_of(entry)] = held
         if len(self._held) > self._most:
-            self._let_go_first()
+            self._release_first()
 
     @contextmanager
     def replace(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self._release()  # otherwise the replaced copy would be held
-        held = self.cache.hold_intact(entry, self._let_go_first)
-        with held, saying_published(self.cache, entry):
+        self._release_all()  # otherwise the replaced copy would be held
+        held = self.cache.hold_intact(entry, self._release_first)
+        with held, explain_damage(self.cache, entry):
             yield
 
-    def _let_go_first(self) -> bool:
+    def _release_first(self) -> bool:
         """Release the file that was opened first; return False if there was none."""
         try:
             self._held.popitem(last=False)[1].release()
@@ -486,20 +486,20 @@ class HeldFiles(LocalFiles, Owner, Closable):
             return False
         return True
 
-    def _release(self) -> None:
-        while self._let_go_first():
+    def _release_all(self) -> None:
+        while self._release_first():
             pass
 
     def close(self) -> None:
         """Release the files, and close the cache; the next use opens it again. Idempotent."""
         cache, self._cache = self._cache, None
-        self._release()
+        self._release_all()
         if cache is not None:
             cache.close()
 
 
 @contextmanager
-def saying_published(cache: FileCache, entry: FileEntry) -> Iterator[None]:
+def explain_damage(cache: FileCache, entry: FileEntry) -> Iterator[None]:
     """Explain that damage in a file with the right SHA-256 was published, rather than caused by a disk."""
     try:
         yield
@@ -527,7 +527,7 @@ class CachedDataset(Dataset):
         self._files = self._held = HeldFiles(self._open_cache)
         try:
             folder, self._place = self.cache.folder, self.cache.place
-            manifest = self._manifest_in(folder, root)
+            manifest = self._read_manifest(folder, root)
             self.cache.keep(self.cache.hold(tables_of(manifest)))
             for table in manifest.tables:
                 if table.name != INDEX_NAME:  # checked when it is read on opening
@@ -544,7 +544,7 @@ class CachedDataset(Dataset):
             if (index := manifest.table(INDEX_NAME)) is None:
                 raise
             self.cache.keep(self.cache.hold_intact(index))
-            with saying_published(self.cache, index):
+            with explain_damage(self.cache, index):
                 super().__init__(folder, labels=labels)
 
     @property
@@ -553,12 +553,12 @@ class CachedDataset(Dataset):
         return self._held.cache
 
     def _open_cache(self) -> FileCache:
-        cache = self.source.opened()
+        cache = self.source.open_cache()
         if hasattr(self, "manifest"):  # the folder may have been deleted since the dataset was closed
             cache.folder.publish(self.manifest)
         return cache
 
-    def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
+    def _read_manifest(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root if the cache knows it, else the one at the place."""
         if root and (known := folder.manifest(root)) is not None:
             return known

@@ -114,7 +114,7 @@ class Patience:
         self._state: object = None
         self._last, self._idle_s = time.monotonic(), 0.0
 
-    def waited(self, state: object = None) -> float:
+    def pause(self, state: object = None) -> float:
         """Pause; return the seconds since the awaited state last changed."""
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
@@ -130,7 +130,7 @@ class Patience:
 
     def wait(self, path: Path, state: object = None) -> None:
         """Pause; raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
-        if self.waited(state) >= self.most_s:
+        if self.pause(state) >= self.most_s:
             raise CacheBusy(
                 f"no change for {self.most_s:g} s while waiting for {self._what}; lslocks names the process "
                 "that has locked the file: let it continue, or end it",
@@ -221,14 +221,14 @@ class CacheFolder:
                 link.replace(folder / entry.name)
             publish_bytes(folder / MANIFEST_NAME, manifest.to_bytes(), folder)
 
-    def pinned(self, entry: FileEntry) -> LockDescriptor | None:
+    def pin(self, entry: FileEntry) -> LockDescriptor | None:
         """Return a lock that prevents a file's eviction, or None if the whole file is not there."""
         try:
-            lock = _opened(self.path_of(entry))
+            lock = _open_lock(self.path_of(entry))
         except FileNotFoundError:
             return None
         lock.lock(shared=True)
-        if not is_there(lock, entry):
+        if not is_whole(lock, entry):
             lock.close()
             return None
         with suppress(OSError):  # another user's file, or no room for the change
@@ -238,7 +238,7 @@ class CacheFolder:
     def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Discard the corrupt file with this pin, unless another process already has."""
         with self.critical_section():
-            if not is_there(pin, entry):
+            if not is_whole(pin, entry):
                 return
             remove_file(self.path_of(entry), pin)
             flags = PART_FLAGS | os.O_APPEND | os.O_NONBLOCK
@@ -252,30 +252,30 @@ class CacheFolder:
             return (self.path / "replaced").stat().st_size // 65
         return 0
 
-    def coming_ns(self, entry: FileEntry) -> int | None:
-        """Return the last sign of life of a file's download, in ns; None if no process downloads it."""
-        with suppress(FileNotFoundError), closing(_opened(self.part_of(entry))) as lock:
+    def download_seen_ns(self, entry: FileEntry) -> int | None:
+        """Return when a file's download was last seen alive, in ns; None if no process downloads it."""
+        with suppress(FileNotFoundError), closing(_open_lock(self.part_of(entry))) as lock:
             if not lock.lock(wait=False):
                 return os.fstat(lock.fileno()).st_mtime_ns
         return None
 
-    def cached(self) -> list[CachedFile]:
+    def cached_files(self) -> list[CachedFile]:
         """Return the whole files. The caller holds the lock."""
         return [file for folder in [*os.scandir(self.files)] if folder.is_dir() for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
         parts = [path for path in self.parts.glob("*.part") if _NAME.fullmatch(path.stem)]
-        return sum(os.fstat(lock.fileno()).st_size for lock in _locked(parts))
+        return sum(os.fstat(lock.fileno()).st_size for lock in _locked_files(parts))
 
     @property
     def room_bytes(self) -> int:
         """The bytes that the cached files take, and those that are free on the disk."""
         with self.critical_section():
-            cached = sum(file.size for file in self.cached()) + self.remove_leftovers()
+            cached = sum(file.size for file in self.cached_files()) + self.remove_leftovers()
             return max(0, cached + shutil.disk_usage(self.path).free - SPARE_BYTES)
 
-    def take_room(
+    def reserve_room(
         self, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
     ) -> Arrivals | NoRoom:
         """Reserve room for all files that are neither there nor being downloaded, or for none.
@@ -284,18 +284,18 @@ class CacheFolder:
         says which others may go: any, those used later than the one entry, or none. Raises OSError.
         """
         with self.critical_section(), ExitStack() as failed:
-            readers, arriving, files = living_readers(self.readers), self.remove_leftovers(), self.cached()
-            disk = shutil.disk_usage(self.path)  # once the leftovers are removed
+            arriving, files = self.remove_leftovers(), self.cached_files()
+            readers, disk = living_readers(self.readers), shutil.disk_usage(self.path)
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             there = {file.name: file.size for file in files}
             found = Arrivals([], [])
 
-            def evicted(lacking: int) -> int:
+            def evict_for(lacking: int) -> int:
                 if lacking <= 0 or evict == "none":
                     return 0
-                distances, keep = nearest(readers), {hex_of(entry) for entry in entries}
-                others = [file for file in self.cached() if file.name not in keep]
+                distances, keep = next_use_distances(readers), {hex_of(entry) for entry in entries}
+                others = [file for file in self.cached_files() if file.name not in keep]
                 first = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1.0
                 return _evict(eviction_order(others, distances, beyond=first), lacking)
 
@@ -313,7 +313,7 @@ class CacheFolder:
                 used = arriving + sum(file.size for file in files)
                 lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
                 lacking = max(used + wanted - limit, lacking_on_disk)
-                if (freed := evicted(lacking)) < lacking:
+                if (freed := evict_for(lacking)) < lacking:
                     least = used + wanted - freed
                     is_full = freed < lacking_on_disk and least <= limit
                     return NoRoom(least, limit, errno.ENOSPC if is_full else None, state)
@@ -322,7 +322,7 @@ class CacheFolder:
             except OSError as error:
                 if error.errno not in FULL_ERRNOS:
                     raise
-                evicted(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
+                evict_for(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
                 return NoRoom(0, limit, error.errno, state)
             failed.pop_all()
             return found
@@ -372,7 +372,7 @@ def _evict(files: Sequence[CachedFile], lacking: int) -> int:
 
 def _is_unused(file: CachedFile, *, remove: bool = False) -> bool:
     """Whether no reader has a lock on the file; with ``remove``, remove it then."""
-    with closing(_opened(file.path)) as lock:
+    with closing(_open_lock(file.path)) as lock:
         is_unused = lock.lock(wait=False)
         if is_unused and remove:
             remove_file(file.path, lock)
@@ -396,7 +396,7 @@ def remove_file(path: Path, file: LockDescriptor) -> None:
             os.ftruncate(writable.fileno(), 0)
 
 
-def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
+def is_whole(lock: LockDescriptor, entry: FileEntry) -> bool:
     """Whether an open file still has a name, and the size in the manifest."""
     status = os.fstat(lock.fileno())
     return status.st_nlink > 0 and status.st_size == entry.size
@@ -409,17 +409,17 @@ def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)
 
 
-def _locked(paths: Iterable[Path]) -> Iterator[LockDescriptor]:
+def _locked_files(paths: Iterable[Path]) -> Iterator[LockDescriptor]:
     """Yield the files that living processes have locked, and remove those of dead ones."""
     for path in paths:
-        with suppress(FileNotFoundError, PermissionError), closing(_opened(path)) as lock:
+        with suppress(FileNotFoundError, PermissionError), closing(_open_lock(path)) as lock:
             if lock.lock(wait=False):
                 path.unlink(missing_ok=True)
             else:
                 yield lock
 
 
-def _opened(path: Path) -> LockDescriptor:
+def _open_lock(path: Path) -> LockDescriptor:
     return LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
 
 
@@ -445,9 +445,9 @@ class ReaderFile(Owner):
     def __init__(self, folder: Path, name: str, limit: int) -> None:
         self._path = folder / name
         self._limit = limit
-        self._lock = self._written(np.zeros(0, np.uint64))
+        self._lock = self._write(np.zeros(0, np.uint64))
 
-    def _written(self, uses: Uses) -> LockDescriptor:
+    def _write(self, uses: Uses) -> LockDescriptor:
         new = self._path.with_suffix(".tmp")
         new.unlink(missing_ok=True)
         lock = LockDescriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
@@ -457,13 +457,13 @@ class ReaderFile(Owner):
         new.replace(self._path)
         return lock
 
-    def foresee(self, uses: Uses) -> None:
+    def announce(self, uses: Uses) -> None:
         """Replace the announced uses."""
         with suppress(OSError):  # such as a full disk: announcements only order evictions
-            before, self._lock = self._lock, self._written(uses)
+            before, self._lock = self._lock, self._write(uses)
             before.close()
 
-    def used(self, position: int) -> None:
+    def record_position(self, position: int) -> None:
         """Record how many announced uses are done. Needs no lock."""
         with suppress(OSError):
             os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
@@ -477,7 +477,7 @@ class ReaderFile(Owner):
 def living_readers(folder: Path) -> list[LivingReader]:
     """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
     found = []
-    for lock in _locked(sorted(folder.iterdir())):
+    for lock in _locked_files(sorted(folder.iterdir())):
         data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
         if len(numbers) >= HEADER and numbers[0] == MARK:
@@ -485,7 +485,7 @@ def living_readers(folder: Path) -> list[LivingReader]:
     return found
 
 
-def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
+def next_use_distances(readers: Iterable[LivingReader]) -> dict[int, float]:
     """Return the number of uses before each file is used again, by the reader that uses it first."""
     found: dict[int, float] = {}
     for reader in readers:

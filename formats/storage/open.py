@@ -125,9 +125,9 @@ def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
     place = path_or_place(path)
     if isinstance(place, Path):
         return {**splits_of(place)}
-    from shardprep.formats.storage.transfer import found_at  # start-up time: asyncio
+    from shardprep.formats.storage.transfer import datasets_at  # start-up time: asyncio
 
-    return {name: place.child(name).url for name in found_at(place) if name}
+    return {name: place.child(name).url for name in datasets_at(place) if name}
 
 
 def cached_place(
@@ -158,7 +158,7 @@ def cached_place(
     return None
 
 
-def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
+def describe_differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
     """Describe the first difference between parts that training cannot handle; empty for none.
 
     Classes and their ids, the schemas of columns, and whether records have images must be equal.
@@ -247,11 +247,11 @@ class CollectionFile(JsonRecord):
         names = {part.name for part in self.parts if part.records}
         if not 0 < len(names) == len(self.parts) <= MAX_PARTS:
             raise ValueError(f"it does not have 1 to {MAX_PARTS} named parts with records")
-        if self.root != root_of(self.parts):
+        if self.root != collection_root(self.parts):
             raise ValueError("it does not match its own root: it was changed after it was made")
 
 
-def root_of(parts: Iterable[PartEntry]) -> str:
+def collection_root(parts: Iterable[PartEntry]) -> str:
     """Return the SHA-256 over names, roots, content roots and record counts of the parts, in order.
 
     Paths are not included: a collection keeps its root when it is moved.
@@ -278,7 +278,7 @@ MOST_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records;
 ROWS_AT_ONCE = 1 << 16
 
 
-def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
+def combine_indexes(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
     """Return the concatenated index rows of all parts, in memory unless there are too many.
 
     The column ``shard`` counts over the shards of all parts, and keys have the largest width of any part.
@@ -293,12 +293,12 @@ def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
     found = [read_index(part.folder, part.manifest, verify=verify) for part in parts]
     rows = np.zeros(sum(map(len, found)), index_dtype(max(each.dtype["key"].itemsize for each in found)))
     for part in parts:
-        _put(rows, part.records, part, found.pop(0))
+        _copy_rows(rows, part.records, part, found.pop(0))
     rows.flags.writeable = False
     return rows
 
 
-def _put(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
+def _copy_rows(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
     """Copy a part's rows into the combined rows; its keys may be shorter, and offsets missing."""
     for name in found.dtype.names or ():
         rows[name][where] = found[name]
@@ -343,7 +343,7 @@ class StoredIndex:
         parts = np.searchsorted(self._ends, numbers, side="right")
         for number in np.unique(parts).tolist():
             file, mine = self._files[number], np.flatnonzero(parts == number)
-            _put(rows, mine, file.part, file.read(numbers[mine] - file.part.first_record))
+            _copy_rows(rows, mine, file.part, file.read(numbers[mine] - file.part.first_record))
         return rows
 
 
@@ -403,13 +403,13 @@ class Collection(RecordSet):
         self._file = read_collection(path)
         manifests = [entry.manifest(path) for entry in self._file.parts]
         names = [entry.name for entry in self._file.parts]
-        if found := differences(names, manifests):
+        if found := describe_differences(names, manifests):
             raise ManifestDamaged(found, path=path / COLLECTION_NAME)
         folders = [entry.folder(path) for entry in self._file.parts]
         first_records = accumulate((each.records for each in manifests), initial=0)
         first_shards = accumulate((len(each.shards) for each in manifests), initial=0)
         parts = tuple(map(DatasetPart, names, folders, manifests, first_records, first_shards))
-        super().__init__(path, parts, index_of(parts, verify=verify), labels=labels)
+        super().__init__(path, parts, combine_indexes(parts, verify=verify), labels=labels)
 
     @property
     def root(self) -> str:
@@ -480,35 +480,35 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
         raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
     for part in folders:
         refuse_folder_of_splits(part)
-    names, manifests = _names_of(folders), [read_manifest(part) for part in folders]
+    names, manifests = _part_names(folders), [read_manifest(part) for part in folders]
     roots = [manifest.root for manifest in manifests]
     for name, root in zip(names, roots, strict=True):
         if roots.count(root) > 1:
             raise UsageError(f"{name} is given twice, or equals another part: its root is {root}")
-    if different := differences(names, manifests):
+    if different := describe_differences(names, manifests):
         raise UsageError(different)
-    places = [_place(part, folder) for part in folders]
+    places = [_part_path(part, folder) for part in folders]
     entries = tuple(map(PartEntry.of, names, places, manifests))
-    found = CollectionFile(entries, root_of(entries))
+    found = CollectionFile(entries, collection_root(entries))
     if (folder / MANIFEST_NAME).exists():
         raise UsageError("holds a dataset; make the collection in another folder", path=folder)
     refuse_in_dataset(folder)
     if (folder / WORK_FOLDER_NAME / PLAN_NAME).exists():
         raise UsageError("holds unfinished work; make the collection in another folder", path=folder)
     try:
-        if not _holds(folder, found):
+        if not _has_collection(folder, found):
             with WorkFolder(folder, shared=True) as work_folder:
                 data = canonical_json(found.to_json())
                 publish_bytes(folder / COLLECTION_NAME, data, work_folder.run)
     except OutputBusy:  # an equal call may just be removing the work folder
-        if not _holds(folder, found):
+        if not _has_collection(folder, found):
             raise
     with suppress(OutputBusy):  # the last of several calls at once removes it
         remove_leftover(folder)
     return open_collection(folder)
 
 
-def _holds(folder: Path, wanted: CollectionFile) -> bool:
+def _has_collection(folder: Path, wanted: CollectionFile) -> bool:
     """Whether the folder has this collection. Raises UsageError for another one."""
     if not is_collection(folder):
         return False
@@ -517,7 +517,7 @@ def _holds(folder: Path, wanted: CollectionFile) -> bool:
     return True
 
 
-def _names_of(folders: Sequence[Path]) -> list[str]:
+def _part_names(folders: Sequence[Path]) -> list[str]:
     """Return the shortest unique ends of the paths. Raises UsageError for equal paths."""
     whole = [folder.absolute().parts[1:] for folder in folders]
     for count in range(1, max(map(len, whole)) + 1):
@@ -527,7 +527,7 @@ def _names_of(folders: Sequence[Path]) -> list[str]:
     raise UsageError(f"{max(folders, key=folders.count)} is given twice; give each part once")
 
 
-def _place(folder: Path, out: Path) -> str:
+def _part_path(folder: Path, out: Path) -> str:
     """Return a part's path in the file: relative below or beside the collection, else absolute."""
     part, here = folder.resolve(), out.resolve()
     return os.path.relpath(part, here) if here.parent in part.parents else str(part)

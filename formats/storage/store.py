@@ -47,16 +47,16 @@ def profile_config() -> dict[str, str]:
         return {}
     name = os.environ.get("AWS_PROFILE", "")
     title = name if name in ("", "default") else f"profile {name}"
-    found = _section("AWS_CONFIG_FILE", "~/.aws/config", title or "default")
-    found |= _section("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name or "default")
-    taken = {} if has_region or "region" not in found else {"region": found["region"]}
+    profile = _section("AWS_CONFIG_FILE", "~/.aws/config", title or "default")
+    profile |= _section("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name or "default")
+    region = {} if has_region or "region" not in profile else {"region": profile["region"]}
     if has_keys:
-        return taken
-    keys = {key: found[theirs] for theirs, key in KEYS.items() if theirs in found}
+        return region
+    keys = {key: profile[theirs] for theirs, key in KEYS.items() if theirs in profile}
     if name and not keys:
-        lacks = f"has no keys; {EXPORT}" if found else "is not in ~/.aws; correct the name"
+        lacks = f"has no keys; {EXPORT}" if profile else "is not in ~/.aws; correct the name"
         raise UsageError(f"the profile {name!r}, which AWS_PROFILE names, {lacks}")
-    return taken | keys
+    return region | keys
 
 
 def _section(variable: str, path: str, name: str) -> dict[str, str]:
@@ -133,9 +133,9 @@ def _host_of(url: str) -> str | None:
         return None
 
 
-def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
+def path_or_place(path: str | os.PathLike[str]) -> Path | Location:
     """Return a user's path, or the place of a URL. Raises UsageError for an invalid URL."""
-    return Location.parse(given) if isinstance(given, str) and "://" in given else user_path(given)
+    return Location.parse(path) if isinstance(path, str) and "://" in path else user_path(path)
 
 
 class RemoteMissing(DataError):
@@ -217,7 +217,7 @@ _CAUSES = {
 
 
 @contextmanager
-def translated(
+def translate_errors(
     place: Location, name: str | None = None, failed: type[RemoteFailed] = RemoteFailed
 ) -> Iterator[None]:
     """Translate errors of obstore into this package's, for the file ``name`` at a place.
@@ -232,15 +232,15 @@ def translated(
     except (FileNotFoundError, PermissionError, exceptions.BaseError) as error:
         # obstore keeps the error until its next call, and the traceback would keep the callers' frames
         error.__traceback__ = None
-        failure = _failure(type(error).__name__, str(error), place, name, failed)
+        failure = _error_for(type(error).__name__, str(error), place, name, failed)
     raise failure from None  # obstore's message may contain parts of a signature
 
 
-def _failure(
+def _error_for(
     kind: str, text: str, place: Location, name: str | None, failed: type[RemoteFailed]
 ) -> ShardprepError:
     """Return the error for one of obstore with this class; for a listing, only the status tells the kind."""
-    status, said = _answer(text), text.partition("\n")[0]
+    status, said = _response_status(text), text.partition("\n")[0]
     at: dict[str, Any] = {"path": place.url, "shard": name}
     credentials = CREDENTIALS.get(place.scheme)
     reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), "")
@@ -277,13 +277,13 @@ def _failure(
 
 def cause_of(text: str) -> str:
     """Return a short cause for obstore's message: the status of the response, or what broke."""
-    if status := _answer(text):
+    if status := _response_status(text):
         return status.removeprefix(": ")
     found = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
     return found or redact(text.partition("\n")[0].rpartition(" - ")[2])
 
 
-def _answer(text: str) -> str:
+def _response_status(text: str) -> str:
     """Return the status of a server's response, with S3's error code; empty if there was no response."""
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is None:
@@ -362,11 +362,11 @@ class RemoteFolder(Owner):
     def __init__(self, place: Location, policy: RetryPolicy, *, writable: bool = False) -> None:
         self.place = place
         self._policy, self._is_writable = policy, writable
-        self._store = self._opened(policy.retries)
+        self._store = self._open_store(policy.retries)
         # obstore also resumes a response that breaks off, after increasing pauses
-        self._answers = self._opened(min(1, policy.retries))
+        self._stream_store = self._open_store(min(1, policy.retries))
 
-    def _opened(self, retries: int) -> ObjectStore:
+    def _open_store(self, retries: int) -> ObjectStore:
         if _inherited:
             raise UsageError(
                 "obstore does not work in a process that was forked from one that had imported it; start it "
@@ -384,7 +384,7 @@ class RemoteFolder(Owner):
                 folder.mkdir(parents=True, exist_ok=True)  # obstore's errors lack the path
             elif not folder.is_dir():
                 raise NothingThere("there is no such folder", path=self.place.url)
-            with translated(self.place):
+            with translate_errors(self.place):
                 return LocalStore(folder, automatic_cleanup=self._is_writable)
         config: Any = profile_config() if self.place.scheme == "s3" else {}
         if self._is_writable and self.place.scheme == "s3":
@@ -403,7 +403,7 @@ class RemoteFolder(Owner):
         # each pause is random, up to 5 times the one before: with 2, they would not grow
         backoff: Any = {"init_backoff": first, "max_backoff": longest, "base": 5}
         retry: Any = {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
-        with translated(self.place):
+        with translate_errors(self.place):
             return from_url(self.place.url, config=config, client_options=client, retry_config=retry)
 
     async def read(
@@ -425,8 +425,9 @@ class RemoteFolder(Owner):
         while True:
             begun, failure = start, None
             try:
-                async with aclosing(self._answer(name, start, stop, only, is_coarse=is_coarse)) as answer:
-                    async for chunk in answer:
+                response = self._read_response(name, start, stop, only, is_coarse=is_coarse)
+                async with aclosing(response):
+                    async for chunk in response:
                         start += len(chunk)
                         yield chunk
             except RemoteFailed as error:
@@ -444,7 +445,7 @@ class RemoteFolder(Owner):
                 raise failure
             await asyncio.sleep(wait_s)
 
-    async def _answer(
+    async def _read_response(
         self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of one response as they arrive, or if ``is_coarse``, faster, in whole chunks."""
@@ -456,16 +457,16 @@ class RemoteFolder(Owner):
             options = {"range": (start, stop)}
         elif start:
             options = {"range": {"offset": start}}
-        with translated(self.place, name):
-            found = await self._obstore.get_async(self._answers, name, options=options)
-        if only not in (None, StoredFile.of(found.meta)):
+        with translate_errors(self.place, name):
+            response = await self._obstore.get_async(self._stream_store, name, options=options)
+        if only not in (None, StoredFile.of(response.meta)):
             raise OtherFile("is not the same file as before", **at)
         arrived, left_s = 0, 2 * self._policy.timeout_s
-        chunks = aiter(found.stream(min_chunk_size=CHUNK_BYTES if is_coarse else 1))
+        chunks = aiter(response.stream(min_chunk_size=CHUNK_BYTES if is_coarse else 1))
         while start != stop:
             asked = time.monotonic()
             try:
-                with translated(self.place, name, AnswerBroken):
+                with translate_errors(self.place, name, AnswerBroken):
                     async with asyncio.timeout(left_s):
                         chunk = bytes(await anext(chunks))
             except StopAsyncIteration:
@@ -485,15 +486,15 @@ class RemoteFolder(Owner):
         if stop not in (None, start):
             raise AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
 
-    async def about(self, name: str) -> StoredFile | None:
+    async def metadata(self, name: str) -> StoredFile | None:
         """Return the store's metadata of a file, or None if it does not exist. Raises RemoteFailed."""
         try:
-            with translated(self.place, name):
+            with translate_errors(self.place, name):
                 return StoredFile.of(await self._obstore.head_async(self._store, name))
         except RemoteMissing:
             return None
 
-    async def listed(self) -> dict[str, StoredFile | None]:
+    async def list_files(self) -> dict[str, StoredFile | None]:
         """Return the store's metadata of each file in this folder, and None for each subfolder, as ``NAME/``.
 
         Empty for a web server. Raises RemoteDenied, RemoteFailed.
@@ -503,7 +504,7 @@ class RemoteFolder(Owner):
         if self.place.scheme in ("http", "https"):
             return {}
         try:
-            with translated(self.place):
+            with translate_errors(self.place):
                 async with asyncio.timeout(LISTING_S):
                     found = await self._obstore.list_with_delimiter_async(self._store)
         except TimeoutError as error:
@@ -536,7 +537,7 @@ class RemoteFolder(Owner):
         Return whether this call wrote it. Raises RemoteDamaged if it is wrong TRIES times.
         """
         for _ in range(TRIES):
-            with translated(self.place, name):
+            with translate_errors(self.place, name):
                 try:
                     await self._obstore.put_async(self._store, name, data, mode=mode)
                 except self._obstore.exceptions.AlreadyExistsError:
@@ -545,9 +546,9 @@ class RemoteFolder(Owner):
             if await self.content(name, len(data) + 1) == data:
                 return True
             mode = "overwrite"
-        raise self.not_kept(name)
+        raise self.not_kept_error(name)
 
-    def not_kept(self, name: str) -> RemoteDamaged:
+    def not_kept_error(self, name: str) -> RemoteDamaged:
         """Return the error for a file that was written TRIES times and never right."""
         return RemoteDamaged(
             f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between here "
@@ -562,7 +563,7 @@ class RemoteFolder(Owner):
         Each of its ``parts`` except the last is :func:`part_bytes` long.
         """
         bytes_of_part = part_bytes(size)
-        with translated(self.place, name):
+        with translate_errors(self.place, name):
             async with aclosing(parts):
                 if size <= bytes_of_part:
                     whole = b"".join([part async for part in parts])
@@ -575,7 +576,7 @@ class RemoteFolder(Owner):
 
     async def remove(self, name: str) -> None:
         """Remove a file if it exists."""
-        with suppress(RemoteMissing), translated(self.place, name):
+        with suppress(RemoteMissing), translate_errors(self.place, name):
             await self._obstore.delete_async(self._store, name)
 
     async def _flush(self, name: str) -> None:

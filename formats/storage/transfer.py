@@ -241,16 +241,16 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
     """
     folder = RemoteFolder(place, policy)
     try:
-        return {"": await dataset_in(folder)}
+        return {"": await read_dataset(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
-        if found := await _splits_in(folder, policy):
+        if found := await _find_splits(folder, policy):
             return found
         if isinstance(error, RemoteDenied):
             raise
-        raise _unpublished(error) from error
+        raise _unpublished_error(error) from error
 
 
-def _unpublished(error: RemoteMissing | NothingThere) -> NothingThere:
+def _unpublished_error(error: RemoteMissing | NothingThere) -> NothingThere:
     return NothingThere(
         f"{error.message}; check the URL: there is no dataset, or it is not published yet",
         path=error.path,
@@ -258,27 +258,27 @@ def _unpublished(error: RemoteMissing | NothingThere) -> NothingThere:
     )
 
 
-async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
+async def _find_splits(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
     """Return the splits in a folder. Raises NothingThere if a listed train, val or test has no dataset."""
     listed: set[str] = set()
     with suppress(RemoteDenied, RemoteMissing):
-        names = [name.removesuffix("/") for name in await folder.listed() if name.endswith("/")]
+        names = [name.removesuffix("/") for name in await folder.list_files() if name.endswith("/")]
         listed = {*filter(FILE_NAME.fullmatch, names)}
     usual = [name for name in SPLIT_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
         try:
-            found[name] = await dataset_in(RemoteFolder(folder.place.child(name), policy))
+            found[name] = await read_dataset(RemoteFolder(folder.place.child(name), policy))
         except (RemoteMissing, NothingThere) as error:  # the latter for a local folder
             if name in listed and name in SPLIT_ORDER:
-                raise _unpublished(error) from error
+                raise _unpublished_error(error) from error
         except RemoteDenied:
             if listed:
                 raise
     return found
 
 
-async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
+async def read_dataset(folder: RemoteFolder) -> RemoteDataset:
     """Return the dataset in a folder. A damaged manifest is read again, as only the response may be damaged.
 
     Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed.
@@ -303,13 +303,13 @@ async def dataset_in(folder: RemoteFolder) -> RemoteDataset:
         await asyncio.sleep(WAIT_S * tried)
 
 
-def several_splits(found: Mapping[str, object], place: Location) -> UsageError:
+def several_splits_error(found: Mapping[str, object], place: Location) -> UsageError:
     """Return the error for the splits ``found`` at a place where one dataset is needed."""
     names, first = ", ".join(found), place.child(next(iter(found))).url
     return UsageError(f"is a folder of splits ({names}); give one of them, such as {first}", path=place.url)
 
 
-def found_at(place: Location) -> dict[str, RemoteDataset]:
+def datasets_at(place: Location) -> dict[str, RemoteDataset]:
     """Return the dataset at a place under the name "", or its splits, as :func:`find_datasets` does."""
     with LoopThread(threads=1) as loop:
         return loop.run(find_datasets(place, PATIENT))
@@ -317,9 +317,9 @@ def found_at(place: Location) -> dict[str, RemoteDataset]:
 
 def remote_dataset(place: Location) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
-    found = found_at(place)
+    found = datasets_at(place)
     if "" not in found:
-        raise several_splits(found, place)
+        raise several_splits_error(found, place)
     found[""].refuse_archive()
     return found[""]
 

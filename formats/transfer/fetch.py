@@ -23,7 +23,7 @@ from shardprep.formats.storage.transfer import (
     RemoteDataset,
     TransferRun,
     find_datasets,
-    several_splits,
+    several_splits_error,
     size_of,
 )
 
@@ -176,7 +176,7 @@ def fetch(
         found = loop.run(find_datasets(place, policy))
         if "" not in found:
             if shards is not None:
-                raise several_splits(found, place)
+                raise several_splits_error(found, place)
             if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
                 names = ", ".join(found)
                 raise UsageError(

@@ -50,7 +50,7 @@ from shardprep.formats.storage.store import (
     StoredFile,
     part_bytes,
 )
-from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, TransferRun, dataset_in, fill
+from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, TransferRun, fill, read_dataset
 
 CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
 JSON_FILES = (MANIFEST_NAME, "upload.json")
@@ -205,7 +205,7 @@ class StorePlace:
         if await self.remote.content(MANIFEST_NAME, 1) is None:
             return None
         try:
-            return (await dataset_in(self.remote)).manifest
+            return (await read_dataset(self.remote)).manifest
         except ManifestDamaged:
             if not await self._is_claimed():
                 raise
@@ -226,7 +226,7 @@ class StorePlace:
         """
         if not await self._is_claimed():
             known = {*names, MANIFEST_NAME, PROVENANCE_NAME, f"{WORK_FOLDER_NAME}/"}
-            if others := (await self.remote.listed()).keys() - known:
+            if others := (await self.remote.list_files()).keys() - known:
                 raise UsageError(
                     f"is not empty: {min(others)} does not belong to this dataset; choose another URL",
                     path=self.remote.place.url,
@@ -245,10 +245,10 @@ class StorePlace:
         if await self.holds(manifest):  # another process finished the same job
             return
         await self._is_claimed(needed=True)
-        files = await self.remote.listed()
+        files = await self.remote.list_files()
         for file in manifest.files:
             stored = proven[file.name]
-            changed = files.get(file.name) != stored and await self.remote.about(file.name) != stored
+            changed = files.get(file.name) != stored and await self.remote.metadata(file.name) != stored
             if changed and await intact(self.remote, file) is None:
                 raise RemoteFailed(
                     "was changed or removed by another process after it was uploaded; try again",
@@ -267,7 +267,7 @@ class StorePlace:
 
     async def check_sizes(self, manifest: Manifest) -> None:
         """Raise RemoteDamaged unless each file of a published dataset has its size."""
-        files = await self.remote.listed()
+        files = await self.remote.list_files()
         for file in manifest.files:
             if (stored := files.get(file.name)) is None or stored.size != file.size:
                 raise RemoteDamaged(
@@ -317,7 +317,7 @@ class Upload(FileTransfer):
         tried, failure = 0, None
         while (found := await intact(self.remote, self.entry, e_tags)) is None:
             if tried == TRIES or (failure and not failure.may_pass):
-                raise failure or self.remote.not_kept(self.entry.name)
+                raise failure or self.remote.not_kept_error(self.entry.name)
             await asyncio.sleep(WAIT_S * tried)
             tried, self.done, failure = tried + 1, 0, None
             try:
@@ -365,7 +365,7 @@ class Upload(FileTransfer):
 
 async def intact(remote: RemoteFolder, file: FileEntry, e_tags: Collection[str] = ()) -> StoredFile | None:
     """Return the store's metadata of a file if it has one of the ETags, or is intact when read back."""
-    found = await remote.about(file.name)
+    found = await remote.metadata(file.name)
     if found is None or found.size != file.size:
         return None
     if found.e_tag not in e_tags:
@@ -506,7 +506,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
     with LoopThread(threads=1) as loop:
 
         def missing(commit: BuiltShard) -> list[FileEntry]:
-            same = {name for name, found in commit.stored.items() if loop.run(remote.about(name)) == found}
+            same = {name for name, found in commit.stored.items() if loop.run(remote.metadata(name)) == found}
             return [file for file in commit.files if file.name not in same]
 
         commit = read_commit(job)

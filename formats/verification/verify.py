@@ -132,7 +132,7 @@ def verify(
     source = cached_place(dataset, cache, cache_limit)
     if source is not None and executor is not None:
         raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=dataset)
-    with nullcontext() if source is None else source.opened() as opened:
+    with nullcontext() if source is None else source.open_cache() as opened:
         files = DatasetFiles(user_path(dataset)) if opened is None else CachedFiles(opened)
         report = Report(files.folder, level, url=files.url)
         try:
@@ -230,7 +230,7 @@ class CachedFiles(DatasetFiles):
 
         async def ask(entry: FileEntry) -> None:
             try:
-                found = await remote.about(entry.name)
+                found = await remote.metadata(entry.name)
                 self._issues[entry.name] = wrong_size(entry, found.size) if found else MISSING
             except ShardprepError as error:
                 self._issues[entry.name] = error

@@ -252,7 +252,7 @@ class PassDownloads(Owner, Closable):
     """Downloads ahead of a flow's passes, one pass after the other. :meth:`close` cancels them."""
 
     def __init__(self, source: FileSource) -> None:
-        self._cache = source.opened()
+        self._cache = source.open_cache()
         self._prefetcher = Prefetcher(self._cache, ahead=0)
         self._end = Finalizer(self, partial(end_downloads, self._cache, self._prefetcher))
         self._prefetcher.start()

@@ -402,7 +402,7 @@ class ShardFeed(Owner):
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         epochs = uses, self._uses(number + 1)
         turns = np.concatenate([each.turns()[1] for each in epochs])
-        self._cache.foresee(self._files.of(turns.tolist()))
+        self._cache.announce(self._files.of(turns.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.replace_files(self._files.of(begins.tolist()))
         self._begun, self._total = 0, len(uses.shards)
@@ -416,7 +416,7 @@ class ShardFeed(Owner):
         with ExitStack() as opened:
             cache = self._cache
             if self._end.has_run:
-                cache = opened.enter_context(self._source.opened())
+                cache = opened.enter_context(self._source.open_cache())
             yield opened.enter_context(cache.hold(self._files.of(shards)))
 
     def hold_cached(self, shards: Iterable[int]) -> FileHold | None:
@@ -436,7 +436,7 @@ class ShardFeed(Owner):
     def record_use(self, begun: int, over: int) -> None:
         """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""
         self._begun = begun
-        self._cache.used(over * self._files.per_shard)
+        self._cache.record_position(over * self._files.per_shard)
         self._prefetcher.advance(begun * self._files.per_shard, over)
 
     @property

@@ -21,7 +21,7 @@ from shardprep.formats.records.record import LabelSpace, official_words
 from shardprep.formats.shards import read as seal
 from shardprep.formats.shards.manifest import Manifest, index_dtype
 from shardprep.formats.shards.read import FileEntry, table_header
-from shardprep.formats.storage.open import Collection, CollectionFile, PartEntry, root_of
+from shardprep.formats.storage.open import Collection, CollectionFile, PartEntry, collection_root
 from shardprep.loaders import LocalShuffle
 from shardprep.loaders.loader.work import Subset, make_plan
 from shardprep.loaders.order.epoch import Epoch
@@ -102,7 +102,7 @@ def steps(collection: Collection) -> Iterator[tuple[np.ndarray, Subset]]:
 
 def main(folder: Path, parts: int) -> None:
     entries = tuple(make_part(folder / f"part-{number:02d}", number) for number in range(parts))
-    CollectionFile(entries, root_of(entries)).save(folder / "collection.json")
+    CollectionFile(entries, collection_root(entries)).save(folder / "collection.json")
     seal_all(folder)
     with Collection(folder) as collection:
         write_rows(folder, np.concatenate([places for places, _ in steps(collection)]))

@@ -28,13 +28,13 @@ def read_forever(place: Location, cache: Path, limit: int, entries: list[FileEnt
     with FileCache(cache, limit, place) as files:
         while True:
             order.shuffle(entries)
-            files.foresee(entries)
+            files.announce(entries)
             for number, entry in enumerate(entries):
                 with files.hold(entries[number : number + 2]):
                     path = files.folder.path_of(entry)
                     if f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" != entry.sha256:
                         os._exit(9)
-                files.used(number + 1)
+                files.record_position(number + 1)
                 if number + 2 < len(entries):
                     files.prefetch(entries[number + 2])
 

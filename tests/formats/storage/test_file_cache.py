@@ -145,27 +145,27 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
     soon, later, last, never = shards[:4]
     limit = sum(sorted(shard.size for shard in shards[:4])[-3:])
     with opened(tmp_path / "cache", limit) as cache:
-        cache.foresee([soon, later, last])
+        cache.announce([soon, later, last])
         cache.hold([soon, last]).release()
 
         assert cache.prefetch(later)
         assert not cache.prefetch(never)
         assert files_in(tmp_path / "cache") == names((soon, later, last))
-        cache.foresee([never, soon, later, last])
+        cache.announce([never, soon, later, last])
         assert not cache.prefetch(never, evict=False)
         assert files_in(tmp_path / "cache") == names((soon, later, last))
 
-        cache.foresee([soon, later, last])
+        cache.announce([soon, later, last])
         cache.hold([never]).release()
         assert last.size < never.size or files_in(tmp_path / "cache") == names((soon, later, never))
-        cache.foresee([last, later, soon])
-        cache.used(2)
+        cache.announce([last, later, soon])
+        cache.record_position(2)
         cache.hold([last]).release()
         assert hex_of(soon) in files_in(tmp_path / "cache")
 
-        cache.foresee([soon, later, last, soon])
+        cache.announce([soon, later, last, soon])
         cache.hold([soon, later, last]).release()
-        cache.used(1)
+        cache.record_position(1)
         cache.hold([never]).release()
         assert files_in(tmp_path / "cache") == names((later, last, never))
 
@@ -236,7 +236,7 @@ def test_closing_a_cache_that_was_deleted_ends_all_of_it(
         until(lambda: len(proxy.asked) > asked)
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(OperationError, match="was deleted while it was in use"):
-            cache.foresee(shards)
+            cache.announce(shards)
         cache.close()
         with pytest.raises(UsageError, match="closed"):
             work.result(60)
@@ -254,7 +254,7 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(tmp_path: Path, shar
         time.sleep(0.1)
         cache.close()
         calls = (
-            lambda: cache.foresee(shards), lambda: cache.used(1), lambda: cache.keep(cache.hold(shards[:1]))
+            lambda: cache.announce(shards), lambda: cache.record_position(1), lambda: cache.keep(cache.hold(shards[:1]))
         )  # fmt: skip
         for call in calls:
             with pytest.raises(UsageError, match="closed"):

@@ -126,7 +126,7 @@ QUOTA = """
 with FileCache(cache, None, Location.parse(url)) as files:
     for shard in read_manifest(path).shards[:2]:
         with files.hold([shard]):
-            print([file.size == shard.size for file in files.folder.cached()])
+            print([file.size == shard.size for file in files.folder.cached_files()])
 """
 TRACED = {QUOTA: "strace -f -qq -o/dev/null -etrace=fallocate -einject=fallocate:error=EDQUOT:when=2"}
 

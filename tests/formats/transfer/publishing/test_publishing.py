@@ -15,7 +15,7 @@ from shardprep.formats import PublishedDataset, fetch, publish, repair
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.storage import store as remote_folder
-from shardprep.formats.storage.store import Location, RemoteFailed, RemoteMissing, RetryPolicy, translated
+from shardprep.formats.storage.store import Location, RemoteFailed, RemoteMissing, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.datasets import StopAfter, flip, prep, prep_here, tree
@@ -114,7 +114,8 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
     assert not (local / "train/new").exists()
     with pytest.raises(NotADirectoryError, match=f"{__file__}/folder"):
         publish(local, (Path(__file__) / "folder").as_uri())
-    with pytest.raises(RemoteFailed, match="no hard links"), translated(Location(bucket.as_uri()), "new"):
+    mounted = Location(bucket.as_uri())
+    with pytest.raises(RemoteFailed, match="no hard links"), remote_folder.translate_errors(mounted, "new"):
         raise BaseError("Unable to rename file: Operation not supported (os error 95)")  # of a mounted bucket
 
 
