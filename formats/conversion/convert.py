@@ -60,7 +60,7 @@ from shardprep.formats.shards.read import (
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import SPLITS, ByteReader, Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
-from shardprep.formats.verification.checks import quarantined
+from shardprep.formats.verification.checks import read_quarantine
 from shardprep.formats.verification.verify import verify
 
 T = TypeVar("T")
@@ -230,7 +230,7 @@ def _convert_split(prepared: PreparedSplit, runner: JobRunner) -> Converted:
         with lock_finished(output, manifest) as work_folder:
             link_archive(link, archive.path, work_folder.run)
     verify_finished(output, runner.progress)
-    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
+    skipped = [SkippedImage(**image) for image in read_quarantine(output)] if manifest.skipped else []
     return Converted(path=output, **split_outcome(prepared, manifest, None, skipped))
 
 

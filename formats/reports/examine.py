@@ -25,7 +25,7 @@ from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows
 from shardprep.formats.shards.summary import class_counts, inspect, oddities
-from shardprep.formats.verification.checks import quarantined
+from shardprep.formats.verification.checks import read_quarantine
 
 MOST_SHOWN = 24  # examples per kind
 
@@ -605,7 +605,7 @@ def report(
             for other in their:
                 other.codes["record"] += len(this)
                 across = shared(codes, other.codes)
-        skipped = quarantined(this.path) if this.manifest.table(QUARANTINE_NAME) else []
+        skipped = read_quarantine(this.path) if this.manifest.table(QUARANTINE_NAME) else []
         found = {
             "dataset": inspect(this).to_json(),
             "looked_at": looked_at,

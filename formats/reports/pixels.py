@@ -22,7 +22,7 @@ from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cp
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import FileEntry, Rows, Shard
-from shardprep.formats.verification.checks import stderr_in
+from shardprep.formats.verification.checks import redirect_stderr
 
 MEAN_SIDE = 32  # pixels of the mean image
 FLAT = 2.0  # gray levels; below this contrast a hash is noise
@@ -198,7 +198,7 @@ class ShardLook:
         try:
             with (
                 Path(os.devnull).open("wb") as nowhere,
-                stderr_in(nowhere),
+                redirect_stderr(nowhere),
                 closing(Shard(self.path, self.container, self.entry)) as shard,
             ):
                 for row, number in zip(self.rows, self.numbers.tolist(), strict=True):

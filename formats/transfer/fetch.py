@@ -78,7 +78,7 @@ class LocalCopy:
             )
 
     @property
-    def wanted(self) -> list[FileEntry]:
+    def chosen_files(self) -> list[FileEntry]:
         """The files to fetch, tables first; all files if those not chosen exist, to complete the copy."""
         manifest = self.remote.manifest
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
@@ -93,7 +93,7 @@ class LocalCopy:
 
     def bytes_to_write(self) -> int:
         """Return the approximate number of bytes still to be written."""
-        missing = self.downloads(filter(self._is_missing, self.wanted))
+        missing = self.downloads(filter(self._is_missing, self.chosen_files))
         return sum(max(0, each.entry.size - max(0, size_of(each.part))) for each in missing)
 
     def downloads(self, files: Iterable[FileEntry]) -> list[Download]:
@@ -104,7 +104,7 @@ class LocalCopy:
             for file in files
         ]
 
-    def fetched(self, transfers: TransferRun) -> FetchedDataset:
+    def fetch(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
         manifest = self.remote.manifest
         is_published = (self.output / MANIFEST_NAME).exists()
@@ -115,7 +115,7 @@ class LocalCopy:
             if count := sum(not self._is_missing(file) for file in manifest.files):
                 done = f"{count} of {len(manifest.files)} files are fetched already"
                 transfers.progress.note(f"{self.output}: {done}; checking them")
-            downloads = self.downloads(self.wanted)
+            downloads = self.downloads(self.chosen_files)
             fetched, there = transfers.run("fetch", manifest, downloads, kept="files are fetched and intact")
             is_complete = len(downloads) == len(manifest.files)
             if is_complete and work_folder:
@@ -187,4 +187,4 @@ def fetch(
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
         transfers = TransferRun(loop, at_once, progress)
-        return [copy.fetched(transfers) for copy in copies]
+        return [copy.fetch(transfers) for copy in copies]

@@ -140,7 +140,7 @@ def publish(
         for split, (_, manifest) in local.items():
             remote = RemoteFolder(place.child(split) if split else place, policy, writable=True)
             there = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
-            if not loop.run(there.holds(manifest)):
+            if not loop.run(there.has_published(manifest)):
                 loop.run(there.begin([file.name for file in manifest.files]))
         kept = "files are uploaded"
         return [upload(*local[split], there, transfers, {}, kept=kept) for split, there in places.items()]
@@ -176,7 +176,7 @@ def upload(
 ) -> PublishedDataset:
     """Upload the files of the dataset in a folder that are not ``stored`` yet, and publish the manifest."""
     run = transfers.loop.run
-    already = run(place.holds(manifest))
+    already = run(place.has_published(manifest))
     files = [file for file in manifest.files if file.name not in stored]
     files.sort(key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
@@ -211,7 +211,7 @@ class StorePlace:
                 raise
             return None  # its upload was damaged, and the uploader killed before it noticed
 
-    async def holds(self, manifest: Manifest) -> bool:
+    async def has_published(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""
         found = await self.publish_file()
         if found is not None and found.root != manifest.root:
@@ -242,21 +242,21 @@ class StorePlace:
         Another process that does the same job may have written them again. Raises PlanMismatch for another
         manifest or claim; RemoteFailed, also for a changed file.
         """
-        if await self.holds(manifest):  # another process finished the same job
+        if await self.has_published(manifest):  # another process finished the same job
             return
         await self._is_claimed(needed=True)
         files = await self.remote.list_files()
         for file in manifest.files:
             stored = proven[file.name]
             changed = files.get(file.name) != stored and await self.remote.metadata(file.name) != stored
-            if changed and await intact(self.remote, file) is None:
+            if changed and await find_intact(self.remote, file) is None:
                 raise RemoteFailed(
                     "was changed or removed by another process after it was uploaded; try again",
                     path=self.remote.place.url,
                     shard=file.name,
                 )
         data = manifest.to_bytes()
-        if not await self.remote.create(MANIFEST_NAME, data) and not await self.holds(manifest):
+        if not await self.remote.create(MANIFEST_NAME, data) and not await self.has_published(manifest):
             await self.remote.create(MANIFEST_NAME, data, "overwrite")
 
     async def drop_claim(self) -> None:
@@ -315,13 +315,13 @@ class Upload(FileTransfer):
         """
         e_tags = await self._local_e_tags()
         tried, failure = 0, None
-        while (found := await intact(self.remote, self.entry, e_tags)) is None:
+        while (found := await find_intact(self.remote, self.entry, e_tags)) is None:
             if tried == TRIES or (failure and not failure.may_pass):
                 raise failure or self.remote.not_kept_error(self.entry.name)
             await asyncio.sleep(WAIT_S * tried)
             tried, self.done, failure = tried + 1, 0, None
             try:
-                await self.remote.write(self.entry.name, self._sent(), self.entry.size)
+                await self.remote.write(self.entry.name, self._sent_parts(), self.entry.size)
             except RemoteFailed as error:  # the file may be there, and only the answer lost
                 failure = error
         self.stored, self.is_kept = found, not tried
@@ -356,24 +356,24 @@ class Upload(FileTransfer):
                 yield part
                 offset += len(part)
 
-    async def _sent(self) -> AsyncGenerator[bytes, None]:
+    async def _sent_parts(self) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._parts()) as parts:
             async for part in parts:
                 yield part
                 self.done += len(part)
 
 
-async def intact(remote: RemoteFolder, file: FileEntry, e_tags: Collection[str] = ()) -> StoredFile | None:
+async def find_intact(store: RemoteFolder, file: FileEntry, tags: Collection[str] = ()) -> StoredFile | None:
     """Return the store's metadata of a file if it has one of the ETags, or is intact when read back."""
-    found = await remote.metadata(file.name)
-    if found is None or found.size != file.size:
+    stored = await store.metadata(file.name)
+    if stored is None or stored.size != file.size:
         return None
-    if found.e_tag not in e_tags:
+    if stored.e_tag not in tags:
         try:
-            await fill(remote, file, HashedBytes())
+            await fill(store, file, HashedBytes())
         except (AnswerBroken, RemoteDamaged, RemoteMissing):
             return None
-    return found
+    return stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +429,7 @@ def convert_to_url(
     progress, place = progress_or_bar(progress), Location.parse(url)
     conversion = Conversion(
         source,
-        _scratch_for(place.url) if scratch is None else scratch,
+        _scratch_folder(place.url) if scratch is None else scratch,
         split,
         plan_options,
         options,
@@ -450,7 +450,7 @@ def convert_to_url(
         def convert_one(one: PreparedSplit) -> ConvertedTo:
             remote = RemoteFolder(place if split else place.child(one.listing.split), policy, writable=True)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
-            done = _converted(one, to, policy, runner, loop)
+            done = _convert(one, to, policy, runner, loop)
             with suppress(OSError):  # not empty, or never created
                 for folder in dict.fromkeys((one.output, conversion.output)):
                     folder.rmdir()
@@ -459,7 +459,7 @@ def convert_to_url(
         return convert_splits(conversion, progress, convert_one)
 
 
-def _scratch_for(url: str) -> Path:
+def _scratch_folder(url: str) -> Path:
     """Return a folder for this URL in the user's cache folder. Raises OperationError if there can be none."""
     try:
         folder = caches_folder() / "scratch"
@@ -470,7 +470,7 @@ def _scratch_for(url: str) -> Path:
     return folder / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
-def _converted(
+def _convert(
     prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
 ) -> ConvertedTo:
     """Convert a split unless it is published already."""
@@ -485,7 +485,7 @@ def _converted(
             if manifest is None:
                 work_folder.claim(prepared.guard())
                 loop.run(place.begin(()))
-                builder = partial(_build_stored, place.remote.place, policy)
+                builder = partial(_build_and_upload, place.remote.place, policy)
                 built = build_shards(prepared, work_folder, runner, builder)
                 manifest = publish_tables(work_folder, prepared, built)
                 stored = {name: found for shard in built for name, found in shard.stored.items()}
@@ -496,7 +496,7 @@ def _converted(
     return ConvertedTo(url=url, **split_outcome(prepared, manifest, built))
 
 
-def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
+def _build_and_upload(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
     """Build a shard and upload its files, unless they are stored. Safe to kill and repeat.
 
     A local file is removed once its upload is verified, and in the commit record. A shard whose rows exist

@@ -124,7 +124,7 @@ def _refuse_irreparable(report: Report, path: Path) -> None:
 
 
 @contextmanager
-def _working(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
+def _open_work_folder(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
     """Open the work folder, and clean up at the end. Raises PlanMismatch if a join is not finished."""
     with lock_finished(path, manifest) as work_folder:
         if is_being_joined(work_folder, manifest):
@@ -146,7 +146,7 @@ def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, p
         files = [file for file in manifest.files if file.name in damaged]
         downloads = LocalCopy(remote, path, None).downloads(files)
         check_room({path: sum(file.size for file in files)})
-        with _working(path, manifest):
+        with _open_work_folder(path, manifest):
             run = TransferRun(loop, AT_ONCE, progress).run
             run("repair", manifest, downloads, kept="damaged files are fetched")
 
@@ -164,7 +164,7 @@ def _rebuild(
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
     recognised = recognise(source, split=split, options=options, seed=seed, progress=runner.progress)
     listing = recognised.listing(split)
-    plan = _planned_again(listing, manifest, path)
+    plan = _repeat_plan(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)
     wanted = [table for table in tables_of(manifest) if table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
@@ -173,7 +173,7 @@ def _rebuild(
         needed = {shard.number for shard in plan.shards}
     shards = tuple(shard for shard in plan.shards if shard.number in needed)
     kept = partial(describe_finished, path, [shard.name for shard in shards], "rebuilt")
-    with _working(path, manifest) as work_folder, add_resume_note(kept):
+    with _open_work_folder(path, manifest) as work_folder, add_resume_note(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
         home = writer_versions(plan.options) if runner.executor else None
         given = {"expected_sha256": expected, "wanted": frozenset(damaged), "home": home}
@@ -204,7 +204,7 @@ def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> Sour
     return options
 
 
-def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
+def _repeat_plan(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     names = {f.name for f in fields(PlanOptions)}
     options = PlanOptions(**{name: value for name, value in manifest.plan.items() if name in names})
     used = manifest.plan.get("transcoder")

@@ -121,8 +121,8 @@ class Report:
 
     def __repr__(self) -> str:
         findings, notes = count_of(len(self.findings), "finding"), count_of(len(self.notes), "note")
-        found = f"{findings}, {len(self.unchecked):,} unchecked, {notes}"
-        return f"<Report on {self.location!r} ({self.level}): {found}>"
+        counts = f"{findings}, {len(self.unchecked):,} unchecked, {notes}"
+        return f"<Report on {self.location!r} ({self.level}): {counts}>"
 
     @property
     def exit_code(self) -> int:
@@ -155,7 +155,7 @@ class Report:
 
 
 @contextmanager
-def reading(name: str, report: Report | CheckResult) -> Iterator[None]:
+def report_errors(name: str, report: Report | CheckResult) -> Iterator[None]:
     """Report damage of a file as a finding, and a system error as unchecked."""
     try:
         yield
@@ -205,35 +205,35 @@ class FileCheck:
         """Whether records or values are read, not only hashed."""
         return self.level in ("records", "decode") and (self.container != "" or self.field is not None)
 
-    def found(self) -> CheckResult:
+    def run(self) -> CheckResult:
         """Hash the file, and check the content of the same file, even if it is renamed."""
-        found, digests = CheckResult(), []
+        result, digests = CheckResult(), []
         flags = OPEN_FLAGS | os.O_NOFOLLOW
         counts = np.zeros(1, np.int64) if self.counts is None else np.memmap(self.counts, np.int64, "r+")
-        with open_published(self.path, flags) as descriptor, reading(self.entry.name, found):
+        with open_published(self.path, flags) as descriptor, report_errors(self.entry.name, result):
             if hash_descriptor(descriptor) != self.entry.sha256:
-                self._add(found, None, "its SHA-256 differs from the manifest")
+                self._add(result, None, "its SHA-256 differs from the manifest")
             if self.region:
                 archive = self.path.with_name(ARCHIVE_NAME)
                 if hash_region(archive, self.region) != self.region.sha256:
-                    found.findings.append(Finding(ARCHIVE_NAME, changed_in(archive, self.region)))
+                    result.findings.append(Finding(ARCHIVE_NAME, changed_in(archive, self.region)))
             path = Path(f"/proc/self/fd/{descriptor}")
-            values = self._values(path, found, range(self.entry.records)) if self.reads else ()
+            values = self._values(path, result, range(self.entry.records)) if self.reads else ()
             for key, label, value in values:
                 digests.append(content_digest(key, label, value))
                 if self.level == "decode":
-                    self._decode(key, value, found)
+                    self._decode(key, value, result)
                     counts[self.place] = len(digests)
-        found.digests = b"".join(digests)
-        return found
+        result.digests = b"".join(digests)
+        return result
 
-    def decoded(self, ordinals: range) -> CheckResult:
+    def decode(self, ordinals: range) -> CheckResult:
         """Only decode the readable records at these ordinals."""
-        found = CheckResult()
+        result = CheckResult()
         with suppress(ShardDamaged):
-            for key, _, value in self._values(self.path, found, ordinals):
-                self._decode(key, value, found)
-        return found
+            for key, _, value in self._values(self.path, result, ordinals):
+                self._decode(key, value, result)
+        return result
 
     def key_of(self, ordinal: int) -> str:
         """Return the key of a record. Raises ShardDamaged."""
@@ -242,21 +242,21 @@ class FileCheck:
         with Shard(self.path, self.container) as reader:
             return text_of(reader.address(ordinal)[0])
 
-    def _add(self, found: CheckResult, key: str | None, problem: str) -> None:
-        found.findings.append(Finding(self.entry.name, problem, key))
+    def _add(self, result: CheckResult, key: str | None, problem: str) -> None:
+        result.findings.append(Finding(self.entry.name, problem, key))
 
     def _key(self, ordinal: int) -> bytes | None:
         return None if self.keys is None else self.keys[ordinal]
 
-    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        """Yield the values at these ordinals that match their checksums; add findings to ``found``."""
-        return (self._stored if self.container else self._in_table)(path, found, ordinals)
+    def _values(self, path: Path, result: CheckResult, ordinals: range) -> Iterator[Value]:
+        """Yield the values at these ordinals that match their checksums; add findings to ``result``."""
+        return (self._shard_values if self.container else self._table_values)(path, result, ordinals)
 
-    def _stored(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+    def _shard_values(self, path: Path, result: CheckResult, ordinals: range) -> Iterator[Value]:
         named = self.path if self.container == IN_PLACE else path  # found by the shard's name
         with Shard(named, self.container) as reader:
             if reader.records != self.entry.records:
-                self._add(found, None, f"has {reader.records:,} records, not {self.entry.records:,}")
+                self._add(result, None, f"has {reader.records:,} records, not {self.entry.records:,}")
             for ordinal in ordinals:
                 wanted = self._key(ordinal)
                 if wanted is None and ordinal >= reader.records:
@@ -265,10 +265,10 @@ class FileCheck:
                 try:
                     stored = reader.read_record(ordinal)
                 except (CorruptRecord, ShardDamaged) as error:
-                    self._add(found, key or error.key, error.message)
+                    self._add(result, key or error.key, error.message)
                     continue
                 if difference := self._difference(stored, ordinal):
-                    self._add(found, key, difference)
+                    self._add(result, key, difference)
                     if self.field is not None:  # the value may belong to a column of another kind
                         continue
                 yield stored.key, stored.label, stored.image
@@ -296,7 +296,7 @@ class FileCheck:
             return f"record {ordinal} has a table of segments that does not match its bytes"
         return "" if row.item() == expected else f"record {ordinal} differs from the index: its key is {key}"
 
-    def _in_table(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+    def _table_values(self, path: Path, result: CheckResult, ordinals: range) -> Iterator[Value]:
         """Yield the values of a column's table. Without keys, checksums cannot be checked."""
         if self.keys is None or self.field is None:
             return
@@ -315,66 +315,66 @@ class FileCheck:
                     if record_crc(key, UNLABELLED, value) == crc32c:
                         yield key, UNLABELLED, value
                     else:
-                        self._add(found, text_of(key), f"row {ordinal} does not match its CRC-32C")
+                        self._add(result, text_of(key), f"row {ordinal} does not match its CRC-32C")
 
-    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
+    def _decode(self, key: bytes, value: bytes, result: CheckResult) -> None:
         """Decode a record's image or value. A crash of the decoder kills the process."""
         try:
             if self.field is not None and self.field.kind != "image":
                 self.field.codec.decode(value)
             elif self.field is not None or self.has_images:
-                with os.fdopen(memory_file(), "r+b") as said:
-                    with stderr_in(said):
+                with os.fdopen(memory_file(), "r+b") as output:
+                    with redirect_stderr(output):
                         check_decodes(value)
-                    said.seek(0)
-                    if first := text_of(said.read(4096)).split("\n")[0].strip():
+                    output.seek(0)
+                    if first := text_of(output.read(4096)).split("\n")[0].strip():
                         note = f"the decoder says: {first}"
-                        found.notes.append(Finding(self.entry.name, note, text_of(key)))
+                        result.notes.append(Finding(self.entry.name, note, text_of(key)))
         except (BadImage, BadValue) as error:
-            self._add(found, text_of(key), error.message)
+            self._add(result, text_of(key), error.message)
 
 
-def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
+def run_in_child(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
     """Run a check in one of the ``children``, and find the images that crash the decoder.
 
     A process is reused only if it found nothing: a damaged file may corrupt a library's state.
     """
 
-    def is_clean(found: CheckResult) -> bool:
-        return not (found.findings or found.unchecked or found.notes)
+    def is_clean(result: CheckResult) -> bool:
+        return not (result.findings or result.unchecked or result.notes)
 
-    def result(call: Callable[..., CheckResult], *given: range) -> CheckResult:
-        return children.call_within(timeout_s, is_clean, call, *given)
+    def call(method: Callable[..., CheckResult], *arguments: range) -> CheckResult:
+        return children.call_within(timeout_s, is_clean, method, *arguments)
 
-    def decoded(ordinals: range) -> CheckResult:
+    def decode(ordinals: range) -> CheckResult:
         """Decode these images in one process; if it crashes, decode each half in another one."""
         try:
-            return result(check.decoded, ordinals)
+            return call(check.decode, ordinals)
         except ChildDied as error:
             if len(ordinals) == 1:
                 key = children.call_within(timeout_s, lambda key: False, check.key_of, ordinals[0])
                 return CheckResult([Finding(check.entry.name, crash_reason(error.signal), key)])
         half = len(ordinals) // 2
-        found = decoded(ordinals[:half])
-        decoded(ordinals[half:]).add_to(found)
-        return found
+        result = decode(ordinals[:half])
+        decode(ordinals[half:]).add_to(result)
+        return result
 
     with suppress(ChildDied):
-        return result(check.found)
+        return call(check.run)
     # without its row, no image is looked at, and a crash is the container's
     rows = None if check.field is None else check.rows
-    found = result(replace(check, level="records", rows=rows).found)
-    crashed = decoded(range(check.entry.records))
-    if not crashed.findings:
+    result = call(replace(check, level="records", rows=rows).run)
+    crashes = decode(range(check.entry.records))
+    if not crashes.findings:
         problem = "the decoder crashed on its images together, but on none of them alone"
-        crashed.notes.append(Finding(check.entry.name, problem))
-    crashed.add_to(found)
-    found.findings = [*dict.fromkeys(found.findings)]
-    return found
+        crashes.notes.append(Finding(check.entry.name, problem))
+    crashes.add_to(result)
+    result.findings = [*dict.fromkeys(result.findings)]
+    return result
 
 
 @contextmanager
-def stderr_in(file: IO[bytes]) -> Iterator[None]:
+def redirect_stderr(file: IO[bytes]) -> Iterator[None]:
     """Redirect descriptor 2, to which C libraries write, to a file; for a process that does nothing else."""
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
@@ -398,7 +398,7 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
     These are unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``; the
     order and ``class_sorted`` only if no image was skipped, ``partial`` only for the official classes.
     """
-    if not _order_ok(manifest, index):
+    if not _has_plan_order(manifest, index):
         yield f"its order differs from the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
     keys = np.sort(index["key"])
     if (keys[:-1] == keys[1:]).any():
@@ -422,12 +422,12 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
 def check_quarantine(dataset: Path, manifest: Manifest) -> None:
     """Check the number of skipped images against the quarantine list. Raises ManifestDamaged, OSError."""
     entry, path = manifest.table(QUARANTINE_NAME), dataset / QUARANTINE_NAME
-    listed = len(quarantined(dataset)) if entry else 0
+    listed = len(read_quarantine(dataset)) if entry else 0
     if not manifest.skipped == listed == (entry.records if entry else 0):
         raise ManifestDamaged(f"lists {listed:,} images, but {manifest.skipped:,} were skipped", path=path)
 
 
-def quarantined(dataset: Path) -> list[dict[str, str]]:
+def read_quarantine(dataset: Path) -> list[dict[str, str]]:
     """Return the key, where and reason of each quarantined image. Raises ManifestDamaged, OSError."""
     path = dataset / QUARANTINE_NAME
     try:
@@ -439,7 +439,7 @@ def quarantined(dataset: Path) -> list[dict[str, str]]:
     return listed  # type: ignore[no-any-return]
 
 
-def _order_ok(manifest: Manifest, index: Rows) -> bool:
+def _has_plan_order(manifest: Manifest, index: Rows) -> bool:
     order, seed, keys = manifest.plan["order"], manifest.plan["seed"], index["key"]
     if manifest.skipped or order not in ("shuffled", "key"):  # the others are not by key
         return True

@@ -59,9 +59,9 @@ from shardprep.formats.verification.checks import (
     Finding,
     Report,
     check_quarantine,
-    checked,
     false_claims,
-    reading,
+    report_errors,
+    run_in_child,
 )
 
 LEVELS = ("quick", "full", "records", "decode")
@@ -163,10 +163,10 @@ class DatasetFiles:
         """Read the manifest. Raises ManifestDamaged, UnknownVersion, OSError."""
         return read_manifest(self.folder)
 
-    def look(self, entries: Sequence[FileEntry], level: str) -> None:
-        """Prepare :meth:`issue` for these files."""
+    def prepare(self, entries: Sequence[FileEntry], level: str) -> None:
+        """Prepare :meth:`find_issue` for these files."""
 
-    def issue(self, entry: FileEntry) -> str:
+    def find_issue(self, entry: FileEntry) -> str:
         """Describe what is wrong with a file's type or size, without reading it; empty if nothing is."""
         try:
             status = (self.folder / entry.name).lstat()
@@ -176,7 +176,7 @@ class DatasetFiles:
             return "is not a regular file"
         return wrong_size(entry, status.st_size)
 
-    def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
+    def provide(self, entry: FileEntry) -> AbstractContextManager[Path]:
         """Return a context in which a file stays at its path, which is not a link."""
         return nullcontext(self._absolute / entry.name)
 
@@ -217,12 +217,12 @@ class CachedFiles(DatasetFiles):
         self._seen: set[str] = set()
 
     def manifest(self) -> Manifest:
-        found = remote_dataset(self._cache.place)
-        self._cache.folder.publish(found.manifest)
-        self.folder = self._cache.folder.dataset(found.manifest.root)
-        return found.manifest
+        manifest = remote_dataset(self._cache.place).manifest
+        self._cache.folder.publish(manifest)
+        self.folder = self._cache.folder.dataset(manifest.root)
+        return manifest
 
-    def look(self, entries: Sequence[FileEntry], level: str) -> None:
+    def prepare(self, entries: Sequence[FileEntry], level: str) -> None:
         if level != "quick":  # reading the files then shows more than their sizes
             self._cache.check_fits(entries)
             return
@@ -230,22 +230,22 @@ class CachedFiles(DatasetFiles):
 
         async def ask(entry: FileEntry) -> None:
             try:
-                found = await remote.metadata(entry.name)
-                self._issues[entry.name] = wrong_size(entry, found.size) if found else MISSING
+                stored = await remote.metadata(entry.name)
+                self._issues[entry.name] = wrong_size(entry, stored.size) if stored else MISSING
             except ShardprepError as error:
                 self._issues[entry.name] = error
 
         with LoopThread(threads=1) as loop:
             loop.run(run_all([partial(ask, entry) for entry in entries], DOWNLOADS_AT_ONCE))
 
-    def issue(self, entry: FileEntry) -> str:
+    def find_issue(self, entry: FileEntry) -> str:
         issue = self._issues.get(entry.name, "")
         if isinstance(issue, ShardprepError):
             raise issue
         return issue
 
     @contextmanager
-    def at_hand(self, entry: FileEntry) -> Iterator[Path]:
+    def provide(self, entry: FileEntry) -> Iterator[Path]:
         """Yield the path of a cached file; one cached before is also read at the URL."""
         with self._cache.hold_intact(entry) as held:
             if not held.has_downloaded and entry.name not in self._seen:
@@ -283,7 +283,7 @@ class DatasetView:
             size = (path / ARCHIVE_NAME).stat().st_size
         return cls(path.absolute(), hash_file(path / MANIFEST_NAME), _versions(decode=decode), size)
 
-    def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
+    def call(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
         """Make a call that reads the file ``name``.
 
         Raises OtherMachine unless this machine sees the same dataset and file, and has the same versions.
@@ -320,13 +320,13 @@ class _Verification:
     def run(self) -> None:
         manifest, level = self.manifest, self.report.level
         if manifest.table(INDEX_NAME) is None:
-            self._found(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
-        self.files.look(manifest.files, level)
+            self._add_finding(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
+        self.files.prepare(manifest.files, level)
         sound = [
-            each for each in manifest.files if self._is_sound(each.name, partial(self.files.issue, each))
+            each for each in manifest.files if self._is_sound(each.name, partial(self.files.find_issue, each))
         ]
-        is_there = manifest.archive is None or self._is_sound(ARCHIVE_NAME, self._archive_issue)
-        with reading(".", self.report):
+        has_archive = manifest.archive is None or self._is_sound(ARCHIVE_NAME, self._archive_issue)
+        with report_errors(".", self.report):
             self.files.check_others(self.report, manifest)
         if level == "quick":
             return
@@ -339,51 +339,51 @@ class _Verification:
             readers[column.table.name] = partial(check_column, entry=column)
         tables: dict[str, Rows | None] = {}  # the intact ones
         for entry in (file for file in sound if file.name in readers):
-            with reading(entry.name, self.report), self.files.at_hand(entry):
+            with report_errors(entry.name, self.report), self.files.provide(entry):
                 tables[entry.name] = readers[entry.name](self.files.folder, manifest)
         if level != "full":
             if (index := tables.get(INDEX_NAME)) is not None:
                 for problem in false_claims(manifest, index):
-                    self._found(MANIFEST_NAME, problem)
+                    self._add_finding(MANIFEST_NAME, problem)
             listed = manifest.table(QUARANTINE_NAME)
             if listed is None or QUARANTINE_NAME in names:
-                hand = self.files.at_hand(listed) if listed else nullcontext()
-                with reading(QUARANTINE_NAME, self.report), hand:
+                provided = self.files.provide(listed) if listed else nullcontext()
+                with report_errors(QUARANTINE_NAME, self.report), provided:
                     check_quarantine(self.files.folder, manifest)
-        checks = self._checks({} if level == "full" else tables, is_there=is_there)
+        checks = self._make_checks({} if level == "full" else tables, has_archive=has_archive)
         for region in (check.region for name, check in checks.items() if name not in names):
             link = self.report.dataset.absolute() / ARCHIVE_NAME
-            with reading(ARCHIVE_NAME, self.report):
+            with report_errors(ARCHIVE_NAME, self.report):
                 if region and hash_region(link, region) != region.sha256:
-                    self._found(ARCHIVE_NAME, changed_in(link, region))
-        digests = self._check([checks[name] for name in checks if name in names])
+                    self._add_finding(ARCHIVE_NAME, changed_in(link, region))
+        digests = self._run_checks([checks[name] for name in checks if name in names])
         if level == "full" or self.report.exit_code:
             return
         if content_root(digests[shard.name] for shard in manifest.shards) != manifest.records_root:
-            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
+            self._add_finding(MANIFEST_NAME, "its content_root differs from that of the records")
         for column in manifest.column_entries:
             roots = (digests[file.name] for file in column.shards or (column.table,))
             if content_root(roots) != column.content_root:
                 whose = f"its content_root of the column {column.field.name}"
-                self._found(MANIFEST_NAME, f"{whose} differs from that of the values")
+                self._add_finding(MANIFEST_NAME, f"{whose} differs from that of the values")
 
     def _archive_issue(self) -> str:
         link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
         issue = archive.find_issue(self.report.dataset) if archive else ""
         return issue and f"{os.path.realpath(link)} {issue}; {advice_for(link)}"
 
-    def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:
+    def _is_sound(self, name: str, find_issue: Callable[[], str]) -> bool:
         issue: str | None = None
-        with reading(name, self.report):
-            issue = issue_of()
+        with report_errors(name, self.report):
+            issue = find_issue()
         if issue:
-            self._found(name, issue)
+            self._add_finding(name, issue)
         return issue == ""
 
-    def _found(self, name: str, problem: str) -> None:
+    def _add_finding(self, name: str, problem: str) -> None:
         self.report.findings.append(Finding(name, problem))
 
-    def _checks(self, tables: Mapping[str, Rows | None], *, is_there: bool) -> dict[str, FileCheck]:
+    def _make_checks(self, tables: Mapping[str, Rows | None], *, has_archive: bool) -> dict[str, FileCheck]:
         """Return the check of each file that has not been read as a table, by its name.
 
         Records and values are compared with the intact ``tables``, unless the archive of the images is not
@@ -405,7 +405,7 @@ class _Verification:
                 number=number,
                 has_images=manifest.has_images,
             )
-            if is_there:
+            if has_archive:
                 checks[shard.name] = replace(of_shard, region=region)
             for column in manifest.column_entries:
                 table = tables.get(column.table.name)
@@ -423,7 +423,7 @@ class _Verification:
                 checks[own.entry.name] = replace(own, keys=keys, field=column.field)
         return {name: check for name, check in checks.items() if name not in (INDEX_NAME, BOXES_NAME)}
 
-    def _check(self, checks: Sequence[FileCheck]) -> dict[str, bytes]:
+    def _run_checks(self, checks: Sequence[FileCheck]) -> dict[str, bytes]:
         """Make the checks, report the results in order, and return the digests by name.
 
         They are made in threads, or pickled and made on the executor. An unreadable file is reported without
@@ -433,25 +433,25 @@ class _Verification:
         files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
         sizes, ends = np.array([[file.size, max(1, file.records)] for file in files]).reshape(-1, 2).T
         records, size = sum(file.records for file in files if file.name in room), int(sizes.sum())
-        asked = usable_cpus() if self.workers is None else self.workers
+        wanted = usable_cpus() if self.workers is None else self.workers
         most = self.files.most_at_once(check.entry.size for check in checks)
-        count = max(1, min(most, check_int(asked, "workers", least=0)))
-        made: dict[int, CheckResult] = {}
+        count = max(1, min(most, check_int(wanted, "workers", least=0)))
+        results: dict[int, CheckResult] = {}
         places = iter(range(len(files)))
-        sent = []
+        calls = []
         if self.executor is not None:
-            seen = DatasetView.here(self.report.dataset, decode=self.report.level == "decode")
+            view = DatasetView.here(self.report.dataset, decode=self.report.level == "decode")
             for check, file in zip(checks, files, strict=True):
-                call = partial(_found_by, check, self.files, file.size, None)
-                sent.append(ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name))
+                call = partial(_run_check, check, self.files, file.size, None)
+                calls.append(ExecutorCall(partial(view.call, file.name, call), view.path, file.name))
 
         def submit(place: int) -> Future[Any]:
             if self.executor is not None:
-                return sent[place].submit_to(self.executor)
+                return calls[place].submit_to(self.executor)
             check = replace(
                 checks[place], counts=Path(f"/proc/{os.getpid()}/fd/{shared.fileno()}"), place=place
             )
-            return threads.submit(_found_by, check, self.files, files[place].size, children)
+            return threads.submit(_run_check, check, self.files, files[place].size, children)
 
         title = "hash" if self.report.level == "full" else self.report.level
         with (
@@ -467,7 +467,7 @@ class _Verification:
                     for done in finished:
                         if done is not None:
                             place, future = done
-                            made[place] = sent[place].result_of(future) if sent else future.result()
+                            results[place] = calls[place].result_of(future) if calls else future.result()
                             counts[place] = ends[place]
                         done_bytes = round(counts / ends @ sizes)  # with columns: they are of the records
                         self.progress.at(records * done_bytes // max(1, size), done_bytes)
@@ -476,24 +476,24 @@ class _Verification:
                 self.files.stop()
                 raise
         for place in range(len(files)):
-            made[place].add_to(self.report)
-        return {file.name: made[place].digests for place, file in enumerate(files)}
+            results[place].add_to(self.report)
+        return {file.name: results[place].digests for place, file in enumerate(files)}
 
 
-def _found_by(check: FileCheck, files: DatasetFiles, size: int, children: WorkerPool | None) -> CheckResult:
+def _run_check(check: FileCheck, files: DatasetFiles, size: int, children: WorkerPool | None) -> CheckResult:
     """Make a check of ``size`` bytes; its errors are findings, too.
 
     Records are read in one of the children, or in a new one if there are none, as on another machine.
     """
-    found = CheckResult()
-    with reading(check.entry.name, found):
+    result = CheckResult()
+    with report_errors(check.entry.name, result):
         try:
-            with files.at_hand(check.entry) as path:
+            with files.provide(check.entry) as path:
                 check = replace(check, path=path)
                 if not check.reads:
-                    return check.found()
+                    return check.run()
                 with WorkerPool(1) if children is None else nullcontext(children) as pool:
-                    return checked(check, SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)
+                    return run_in_child(check, SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)
         except ShardDamaged as error:
-            found.findings.append(Finding(check.entry.name, f"its container is unreadable: {error.message}"))
-    return found
+            result.findings.append(Finding(check.entry.name, f"its container is unreadable: {error.message}"))
+    return result

@@ -121,12 +121,12 @@ def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> Non
     rows = index_rows(PICTURES)
     entry = FileEntry(path.name, path.stat().st_size, hash_file(path), len(PICTURES))
     check = FileCheck(path, entry, "records", kind, rows["key"], rows)
-    assert [finding.key for finding in check.found().findings] == ["n0", "n1"]
+    assert [finding.key for finding in check.run().findings] == ["n0", "n1"]
 
     path.rename(tmp_path / "moved")
     path.symlink_to(tmp_path / "moved")
     with pytest.raises(OSError, match="symbolic links"):
-        check.found()
+        check.run()
 
 
 def fresh(size: int) -> Memory:

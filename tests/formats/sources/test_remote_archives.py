@@ -163,14 +163,14 @@ def test_a_check_of_md5_reads_each_archive_once_as_a_whole(
 
 
 def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = RemoteFolder.about
+    really = RemoteFolder.metadata
 
-    async def about(folder: RemoteFolder, name: str) -> StoredFile:
+    async def metadata(folder: RemoteFolder, name: str) -> StoredFile:
         if (found := await really(folder, name)) is None:
             raise RemoteDenied("denies access")
         return found
 
-    monkeypatch.setattr(RemoteFolder, "about", about)
+    monkeypatch.setattr(RemoteFolder, "metadata", metadata)
 
     assert find_remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
     with pytest.raises(RemoteDenied):

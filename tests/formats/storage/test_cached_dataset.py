@@ -235,7 +235,7 @@ def test_a_dataset_that_is_dropped_or_interrupted_while_it_closes_leaves_no_thre
     dropped = open_dataset(TRAIN, cache=tmp_path)
 
     with pytest.raises(KeyboardInterrupt), open_dataset(TRAIN, cache=tmp_path / "other"):
-        interrupt(monkeypatch, HeldFiles, "_release")
+        interrupt(monkeypatch, HeldFiles, "_release_all")
     del dropped
 
     until(lambda: gc.collect() >= 0 and threading.active_count() <= threads)  # earlier ones may end, too
