@@ -166,13 +166,11 @@ class Leases:
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
         """Reassign the leases of a worker that died, at ``row`` of the lease if it holds that one."""
         lost, self._held[worker] = self._held[worker], {}
-        reassigned: list[Lease] = []
+        freed: list[Lease] = []
         for lease in lost.values():
             if (batch := self._batch_of(lease)) and not batch.failure:
-                reassigned += (
-                    self._replacements(batch, lease, row, cause) if lease.id == lease_id else [lease]
-                )
-        self._waiting.extendleft(reversed(reassigned))
+                freed += self._replacements(batch, lease, row, cause) if lease.id == lease_id else [lease]
+        self._waiting.extendleft(reversed(freed))
 
     def deliver(self) -> LeasedBatch | None:
         """Return the batch that is due, if it is finished or has failed; the receiver then owns its slot."""

@@ -498,9 +498,7 @@ class Epoch:
 
     def record_delivery(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
-        receipt = self._receipt.add(numbers)
-        if skipped:
-            receipt = receipt.skip(skipped)
+        receipt = self._receipt.add(numbers).skip(skipped)
         self._steps, self._receipt = self._steps + 1, receipt  # no interruption between the two
 
     def end(self) -> None:
@@ -571,11 +569,10 @@ def resume_epoch(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader: {error}") from error
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is for another epoch or dataset")
-    is_same_rank = ranks == [plan.rank, plan.world_size]
     if (ranks[1], state.get("batch_size", plan.batch_size)) != (plan.world_size, plan.batch_size):
         since = place
     plan = replace(plan, passed=parse_ranges(state.get("passed", []), sum(plan.shard_counts)))
-    continued = receipt if is_same_rank else None
+    continued = receipt if ranks == [plan.rank, plan.world_size] else None
     return Epoch(plan, number, start=place, receipt=continued, origin=origin, since=since)
 
 

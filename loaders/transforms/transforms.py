@@ -254,13 +254,14 @@ class TrainTransform(ImageTransform):
         (width, height), (rows, columns) = image.size, self._sides
         reduction = self._reduction(image, crop[2:], (columns, rows))
         part = crop.aligned(reduction)
+        auto = cv2.INTER_AREA if crop.area >= 4 * rows * columns else cv2.INTER_LINEAR
         return Choice(
             crop,
             part,
             reduction,
             Span(width, part.x, part.width, columns, columns, is_mirrored=is_mirrored),
             Span(height, part.y, part.height, rows, rows),
-            self._method(crop.width * crop.height),
+            METHODS.get(self.interpolation, auto),
         )
 
     def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
@@ -284,11 +285,6 @@ class TrainTransform(ImageTransform):
                 colours[:, 3] += 255 * EIGENVECTORS @ (EIGENVALUES * weights)
             pixels = cv2.transform(pixels, colours)
         self._format.write(pixels, out)
-
-    def _method(self, pixels: int) -> int:
-        if self.interpolation == "auto":
-            return cv2.INTER_AREA if pixels >= 4 * math.prod(self._sides) else cv2.INTER_LINEAR
-        return METHODS[self.interpolation]
 
 
 @dataclass(frozen=True, repr=False)
@@ -333,7 +329,7 @@ class EvalTransform(ImageTransform):
             self._centre(side, size, smallest)
             for side, size in zip(image.size, self._sides[::-1], strict=True)
         )
-        method = self._method(-(-smallest // reduction))
+        method = METHODS.get(self.interpolation, self._auto_method(-(-smallest // reduction)))
         across, down = self._windows(wide, high, reduction, method)
         part = Crop(across.start, down.start, across.stop - across.start, down.stop - down.start)
         part = part.scaled(reduction, *image.size)
@@ -374,12 +370,10 @@ class EvalTransform(ImageTransform):
         )
         return across, down
 
-    def _method(self, shorter: int) -> int:
-        if self.interpolation == "auto":
-            if shorter <= self.resize:
-                return cv2.INTER_LINEAR
-            return SMOOTH if SMOOTH_RANGE[0] <= shorter / self.resize <= SMOOTH_RANGE[1] else cv2.INTER_AREA
-        return METHODS[self.interpolation]
+    def _auto_method(self, shorter: int) -> int:
+        if shorter <= self.resize:
+            return cv2.INTER_LINEAR
+        return SMOOTH if SMOOTH_RANGE[0] <= shorter / self.resize <= SMOOTH_RANGE[1] else cv2.INTER_AREA
 
 
 Matrix = npt.NDArray[np.float64]
