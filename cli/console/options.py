@@ -87,7 +87,7 @@ ANY_PATH = ParsedParam("path", user_path, "file")
 PATH_OR_URL = ParsedParam("path or URL", _parse_path_or_url, "file")
 
 
-class NamedInErrors(click.Command):
+class PrepCommand(click.Command):
     """A command that is named in all its usage errors; click leaves it out if an option lacks its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -101,7 +101,7 @@ class NamedInErrors(click.Command):
 def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Return the decorator of a command whose help ends with these examples, each without ``prep``."""
     lines = ("\b", "Examples:", *(f"  prep {line}" for line in examples))
-    return click.command(cls=NamedInErrors, short_help=summary, epilog="\n".join(lines))
+    return click.command(cls=PrepCommand, short_help=summary, epilog="\n".join(lines))
 
 
 def flag(option: str, words: str, *, name: str | None = None) -> Option:

@@ -82,7 +82,7 @@ class FrameReceiver(Receiver):
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. Raises UsageError once this is closed."""
         with self._exclusive.use():
-            self._leave()
+            self._dismiss_senders()
             self._iteration += 1
             self._reception.begin(self._iteration, Steps(total=None))
             return self._epoch(self._iteration)
@@ -93,9 +93,9 @@ class FrameReceiver(Receiver):
         finally:
             if number == self._iteration:
                 with suppress(UsageError), self._exclusive.use():  # closed: nothing to leave
-                    self._leave()
+                    self._dismiss_senders()
 
-    def _leave(self) -> None:
+    def _dismiss_senders(self) -> None:
         """Dismiss the senders of the current epoch that have not finished."""
         for address in list(self._shares.open):
             self._reception.dismiss(address)

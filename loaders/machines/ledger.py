@@ -88,7 +88,7 @@ class Steps(Generic[T]):
         self._taken = set(taken)  # after ``due``
         self._arrived: dict[int, T] = {}
         self._parts = [Part(start + (part - start) % parts) for part in range(parts)]
-        self._pass_over_taken()
+        self._skip_taken()
 
     def divide(self, parts: int) -> Steps[T]:
         """Return the steps still to be taken, divided into ``parts`` parts and unassigned."""
@@ -159,7 +159,7 @@ class Steps(Generic[T]):
         step = self.due if self.ordered else next(iter(self._arrived), self.due)
         item = self._arrived.pop(step)
         self._taken.add(step)
-        self._pass_over_taken()
+        self._skip_taken()
         return item
 
     def end_at(self, total: int) -> bool:
@@ -176,7 +176,7 @@ class Steps(Generic[T]):
         ends = [part.end for part in self._parts if part.end is not None]
         if len(ends) == parts:
             self.total = max(max(ends) - parts + 1, self.due)
-        self._pass_over_taken()
+        self._skip_taken()
         return True
 
     def _part_for(self, peer: bytes, below: int) -> Part | None:
@@ -206,7 +206,7 @@ class Steps(Generic[T]):
         end = self._parts[step % len(self._parts)].end
         return (end is not None and step >= end) or (self.total is not None and step >= self.total)
 
-    def _pass_over_taken(self) -> None:
+    def _skip_taken(self) -> None:
         while not self.is_over and (self.due in self._taken or self._is_beyond(self.due)):
             self._taken.discard(self.due)
             self.due += 1

@@ -193,11 +193,11 @@ class Link(Closable):
                 return
             self.state = "sending"
             number = self._leased[0].pass_number
-            with closing(self.source.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
+            with closing(self.source.make(number, self._draw(number))) as batches:  # type: ignore[type-var]
                 while self._wants_pass(number) and self._send_next(batches):
                     pass
 
-    def _steps(self, pass_number: int) -> Iterator[int]:
+    def _draw(self, pass_number: int) -> Iterator[int]:
         """Yield the steps of this pass as long as some are leased."""
         while self._leased and self._leased[0].pass_number == pass_number and not self._is_lost:
             self._drawn.append(self._leased.popleft())

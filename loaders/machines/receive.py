@@ -112,18 +112,18 @@ class RemoteSource(Receiver):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
         with self._exclusive.use():
-            self._begin(self._next)
+            self._start_at(self._next)
             start = self._position
             self._next = Position(start.pass_number + 1)
             steps = Steps[LoadedStep](start=start.step, total=None, taken=start.taken, ordered=self._ordered)
             self._reception.begin(start.pass_number, steps)
-            return self._pass(self._iteration)
+            return self._iterate(self._iteration)
 
-    def _begin(self, position: Position) -> None:
+    def _start_at(self, position: Position) -> None:
         self._iteration += 1
         self._position, self._is_over = position, False
 
-    def _pass(self, iteration: int) -> Iterator[Any]:
+    def _iterate(self, iteration: int) -> Iterator[Any]:
         yield from map(self._deliver, self._steps(iteration))  # no Ctrl-C separates a batch from its place
         if (terms := self._reception.terms) and terms.steps == 0:  # without steps, it leaves all records out
             receipt = Receipt(terms.dataset, self._position.pass_number)
@@ -193,7 +193,7 @@ class RemoteSource(Receiver):
             if terms and own_terms and (difference := terms.difference(own_terms)):
                 raise UsageError(f"the state does not belong to the batches of these senders: {difference}")
             self._reception.terms = terms or own_terms
-            self._begin(position)
+            self._start_at(position)
             self._next = position
 
     def receipt(self) -> Receipt:

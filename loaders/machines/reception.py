@@ -194,7 +194,7 @@ class Reception:
         self.terms: wire.SourceTerms | None = None
         self.senders: dict[bytes, Sender] = {}
         self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
-        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
+        self._ignored: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # peers
         self.sends_done = False  # whether close() sends DONE
         self._memory = MemoryPool()
         self._message: Message | None = None  # being handled
@@ -206,7 +206,7 @@ class Reception:
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         self.ledger.begin(pass_number, steps)
-        self._limit_steps()
+        self._apply_terms()
         self._grant()
 
     @property
@@ -281,10 +281,10 @@ class Reception:
         )
 
     def _handle(self, message: Message) -> None:
-        if (is_dropped := message.peer in self._dropped) and self.socket.binds:
+        if (is_ignored := message.peer in self._ignored) and self.socket.binds:
             return
         if message.parts and not self.auth.admits(message.user):
-            self._drop(message.peer, "its key is no longer in the allow-list")
+            self._refuse(message.peer, "its key is no longer in the allow-list")
             return
         try:
             head = read_head(message.parts[0] if message.parts else b"")
@@ -292,7 +292,7 @@ class Reception:
                 self._handle_hello(message, head)
             elif sender := self.senders.get(message.peer):
                 self._handle_admitted(message, sender, head)
-            elif not is_dropped:
+            elif not is_ignored:
                 self._stale += 1  # the peer has sent no HELLO
         except FrameDamaged as error:
             self._rejected += 1
@@ -300,12 +300,14 @@ class Reception:
                 return
             sender.bad_frames += 1
             if sender.bad_frames >= MAX_BAD_FRAMES:
-                self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
+                self._refuse(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:
         if head.number != wire.VERSION:
             versions = f"version {head.number} of the wire, not {wire.VERSION}"
-            self._drop(message.peer, f"it uses {versions}; install one release of shardprep on all machines")
+            self._refuse(
+                message.peer, f"it uses {versions}; install one release of shardprep on all machines"
+            )
             return
         hello = wire.Hello.read(head)
         if message.peer in self.senders and self.socket.binds:
@@ -315,10 +317,10 @@ class Reception:
             if sender.hello.instance == hello.instance or address == message.peer:
                 self._forget(address)
         if reason := self._refusal_reason(hello):
-            self._drop(message.peer, reason, name=hello.name)
+            self._refuse(message.peer, reason, name=hello.name)
             return
         self.terms = self.terms or hello.terms
-        self._limit_steps()
+        self._apply_terms()
         welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self.limit)
         self.socket.send(welcome, peer=message.peer)
         self.ledger.add_peer(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
@@ -332,7 +334,7 @@ class Reception:
             difference = hello.terms.difference(self.terms)
         return f"its batches would differ from the expected ones: {difference}" if difference else ""
 
-    def _limit_steps(self) -> None:
+    def _apply_terms(self) -> None:
         if terms := self.terms:
             self.ledger.in_any_order = terms.picks
             self.ledger.steps = self.steps.divide(terms.parts)
@@ -418,20 +420,20 @@ class Reception:
         """End a sender's work, and ignore what it still sends."""
         self._send_note(address, FrameKind.DONE)
         self._forget(address)
-        self._dropped.append(address)
+        self._ignored.append(address)
 
     def _forget(self, address: bytes, reason: str = "") -> None:
         self.ledger.remove_peer(address, reason)
         self.senders.pop(address, None)
 
-    def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
+    def _refuse(self, address: bytes, reason: str, *, name: str = "") -> None:
         """Send a peer the reason, and ignore it from now on."""
         sender = self.senders.get(address)
         name, reason = name or (sender.hello.name if sender else "?"), reason[:MAX_TEXT_CHARACTERS]
         self._send_note(address, FrameKind.STOP, text=reason)
         self._forget(address, reason)
         self._refused.append((name, reason))
-        self._dropped.append(address)
+        self._ignored.append(address)
         log.warning("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)
 
 
