@@ -304,10 +304,8 @@ class Reception:
 
     def _handle_hello(self, message: Message, head: Head) -> None:
         if head.number != wire.VERSION:
-            versions = f"version {head.number} of the wire, not {wire.VERSION}"
-            self._refuse(
-                message.peer, f"it uses {versions}; install one release of shardprep on all machines"
-            )
+            versions = f"it uses version {head.number} of the wire, not {wire.VERSION}"
+            self._refuse(message.peer, f"{versions}; install one release of shardprep on all machines")
             return
         hello = wire.Hello.read(head)
         if message.peer in self.senders and self.socket.binds:
