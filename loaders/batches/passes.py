@@ -129,8 +129,8 @@ def ending(batches: PassT) -> Iterator[PassT]:
 def ending_all(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
     """Context that ends all of the passes."""
     with ExitStack() as opened:
-        for each in passes:
-            opened.callback(end, each)
+        for batches in passes:
+            opened.callback(end, batches)
         yield passes
 
 

@@ -186,12 +186,12 @@ class Padding:
 
     def _value_as(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         try:
-            made = np.array(self.value, dtype)
+            value = np.array(self.value, dtype)
         except (OverflowError, TypeError, ValueError):
-            made = None
-        if made is None or not np.isclose(made, self.value, equal_nan=True):
+            value = None
+        if value is None or not np.isclose(value, self.value, equal_nan=True):
             raise UsageError(f"pad({self.value!r}): {dtype} does not hold that value")
-        return made
+        return value
 
 
 def _require_same(values: set[Any], what: str, remedy: str = "make them alike") -> None:
@@ -278,13 +278,13 @@ def loader_specs(
     outputs: Sequence[ArraySpec] | None, *, rows: int | None, with_numbers: bool
 ) -> tuple[BatchSpec, ...]:
     """Return the parts of a loader's batches; without ``outputs``, encoded bytes."""
-    made = (
+    specs = (
         [BatchSpec("image", (rows,), None)]
         if outputs is None
         else [BatchSpec(spec.name, (rows, *spec.shape), np.dtype(spec.dtype)) for spec in outputs]
     )
     names = ("label", "number") if with_numbers else ("label",)
-    return (*made, *(BatchSpec(name, (rows,), np.dtype(np.int64)) for name in names))
+    return (*specs, *(BatchSpec(name, (rows,), np.dtype(np.int64)) for name in names))
 
 
 Convert = Callable[[Any], Any]

@@ -120,7 +120,7 @@ class Trace:
         """Yield the events of the JSON object format, in microseconds since the start."""
         leases = list(self.leases)
         names = {CONSUMER: "consumer"} | {
-            n + 1: f"worker {n}" for n in sorted({each.worker for each in leases})
+            n + 1: f"worker {n}" for n in sorted({lease.worker for lease in leases})
         }
         yield self._metadata(CONSUMER, "process_name", name="shardprep loader")
         for track, name in names.items():

@@ -152,8 +152,8 @@ def reading_ahead(
     ahead = []
     with ExitStack() as opened:
         for blocks, size in zip(files, sizes, strict=True):
-            made = ReadAhead(folder, blocks, order, chosen, budget=budget * size // total)
-            ahead.append(opened.enter_context(closing(made)))
+            reader = ReadAhead(folder, blocks, order, chosen, budget=budget * size // total)
+            ahead.append(opened.enter_context(closing(reader)))
         yield ahead
 
 

@@ -296,18 +296,18 @@ class Loader(Owner, Closable):
         The workers then make the first batches of the next epoch before it begins.
         """
         if self._started:
-            expected, made = self._started
+            expected, batches = self._started
             if epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
                 self._started = None
-                return made
+                return batches
         plan, works_ahead = self._plan, self._works_ahead and self.batches_per_epoch
         later = (Epoch(plan, number) for number in count(epoch.number + 1)) if works_ahead else ()
         return self._batches((each, range(len(each))) for each in chain([epoch], later))
 
     def _close_started(self) -> None:
         if self._started:
-            (_, made), self._started = self._started, None
-            made.close()
+            (_, batches), self._started = self._started, None
+            batches.close()
 
     def _batches(self, epoch_steps: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
         """Return the batches of these steps of some epochs, made in this order.
@@ -330,8 +330,8 @@ class Loader(Owner, Closable):
                 ahead = stack.enter_context(read_ahead(order))
                 for step in steps:
                     items = subset.items_at(epoch.batch(step), epoch.number)
-                    for each in ahead if len(items) else ():  # a batch may be empty, with all records omitted
-                        each.expect(items["number"])
+                    for reader in ahead if len(items) else ():  # all records of a batch may be omitted
+                        reader.expect(items["number"])
                     request = results.request(items)
                     yield from feed.plans(request, step) if feed else (request,)
                 while len(opened) > 1:
@@ -360,12 +360,12 @@ class Loader(Owner, Closable):
         """
         if self._steps_epoch is None or self._steps_epoch.number != epoch:
             self._steps_epoch = Epoch(self._plan, epoch)
-        whole, (ahead, made) = self._steps_epoch, tee(steps)
+        whole, (planned_steps, made_steps) = self._steps_epoch, tee(steps)
 
         def loaded(batch: EngineBatch) -> LoadedStep:
-            return whole.make_step(next(made), *self._take_parts(batch))
+            return whole.make_step(next(made_steps), *self._take_parts(batch))
 
-        with closing(self._batches([(whole, ahead)])) as batches:
+        with closing(self._batches([(whole, planned_steps)])) as batches:
             yield from map(loaded, batches)
 
     def _deliver(self, epoch: Epoch, batch: EngineBatch) -> tuple[Any, ...]:
@@ -597,15 +597,15 @@ class Loader(Owner, Closable):
         makes the batch, so the loader's place does not change. Raises the errors of a replay, and UsageError
         for a batch without images.
         """
-        made = self.replay(self.epoch if epoch is None else epoch, step)
-        count = max(0, min(most, MOST_SHOWN, len(made)))
-        pictures = pictures_of(made.batch, self.transform)[:count]
+        replayed = self.replay(self.epoch if epoch is None else epoch, step)
+        count = max(0, min(most, MOST_SHOWN, len(replayed)))
+        pictures = pictures_of(replayed.batch, self.transform)[:count]
         labels, classes = self.dataset.index["label"], self.dataset.classes
         shown = []
-        for record, picture in zip(made.delivered, pictures, strict=False):
+        for record, picture in zip(replayed.delivered, pictures, strict=False):
             name = f", {classes[label]}" if (label := labels[record.number]) >= 0 else ""
             shown.append(ShownImage(encode_png(picture), f"{record.number:,}: {record.key}{name}"))
-        title = f"{self!r}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}"
+        title = f"{self!r}: {count} of {len(replayed):,} images of step {replayed.step:,} of epoch {replayed.epoch:,}"
         return Gallery(title, shown)
 
     def _make_parts(self, results: Results, batch: EngineBatch) -> tuple[list[Any], Records, Records]:

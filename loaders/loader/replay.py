@@ -130,7 +130,7 @@ class Parting:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
-        because = {name: list(both) for name, both in self.because.items()}
+        because = {name: list(values) for name, values in self.because.items()}
         return asdict(self) | {"numbers": list(self.numbers), "because": because}
 
 
@@ -164,14 +164,14 @@ def first_parting(
     if not kinds and not pixels:
         return None
     for epoch in epochs:
-        for step, both in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS)):
-            rows = dict(_diff_step(one, other, *both)) | {kind: 0 for kind in IMMEDIATE if kind in kinds}
+        for step, pair in enumerate(zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS)):
+            rows = dict(_diff_step(one, other, *pair)) | {kind: 0 for kind in IMMEDIATE if kind in kinds}
             if not rows and pixels and (row := pixels(epoch, step)) is not None:
                 rows = {"pixels": row}
             if rows:
                 kind = min(rows, key=lambda kind: rows[kind])  # of equal rows, the order first
                 row = rows[kind]
-                first, second = (int(own[row]) if row < len(own) else None for own in both)
+                first, second = (int(own[row]) if row < len(own) else None for own in pair)
                 return Parting(epoch, step, row, kind, (first, second), causes[kind])
             step_done()
     return None
@@ -195,17 +195,17 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
     seen = np.zeros((2, max(len(one.labels), len(other.labels))), np.bool_)
     steps = differing = 0
     for epoch in epochs:
-        for both in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS):
+        for pair in zip_longest(one.steps(epoch), other.steps(epoch), fillvalue=NO_RECORDS):
             steps += 1
-            differing += not np.array_equal(*both)
-            for delivered, numbers in zip(seen, both, strict=True):
+            differing += not np.array_equal(*pair)
+            for delivered, numbers in zip(seen, pair, strict=True):
                 delivered[numbers] = True
     first, second = (tuple(np.flatnonzero(a & ~b).tolist()) for a, b in (seen, seen[::-1]))
     return OrderDifference(steps, differing, first, second)
 
 
 def _describe_passed(order: RunOrder) -> str:
-    ranges = ((epoch, *both) for epoch, own in order.passed.items() for both in own)
+    ranges = ((epoch, *span) for epoch, spans in order.passed.items() for span in spans)
     return ", ".join(f"{start}-{stop - 1} of epoch {epoch}" for epoch, start, stop in ranges) or "none"
 
 
@@ -292,7 +292,7 @@ class Replayed:
 
         Raises UsageError for values other than arrays, JSON, and picklable objects.
         """
-        parts = (zip(*each.values(), strict=True) if isinstance(each, dict) else each for each in self.batch)
+        parts = (zip(*part.values(), strict=True) if isinstance(part, dict) else part for part in self.batch)
         return [_digest(row) for row in zip(*parts, strict=True)]
 
     def digest(self) -> str:
@@ -356,7 +356,7 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
         return [_picture(image, transform) for image in first]
     view_transform, shape = transform.view_transforms[0], transform.outputs[0].shape
     views = (values.reshape(-1, *(shape if values.ndim == 3 else shape[1:])) for values in first)
-    return [np.hstack([_picture(view, view_transform) for view in each]) for each in views]
+    return [np.hstack([_picture(view, view_transform) for view in record]) for record in views]
 
 
 def _picture(image: Any, transform: Transform | None) -> Picture:
@@ -416,8 +416,8 @@ class ContactSheet:
         """Return the sheet as an HTML page, with each picture as it is in the batch."""
         from shardprep.formats.reports.pages import page  # start-up time: Jinja
 
-        made = self.replayed
-        facts = {"records": len(made), "skipped": len(made.skipped), "digest": made.digest()}
+        replayed = self.replayed
+        facts = {"records": len(replayed), "skipped": len(replayed.skipped), "digest": replayed.digest()}
         records = [(record, picture is not None and encode_png(picture)) for record, picture in self._shown()]
         return page("step", title=self._title, facts=facts, records=records)
 
@@ -462,9 +462,9 @@ class ContactSheet:
 
     @property
     def _title(self) -> str:
-        made = self.replayed
-        bad = f", {len(made.skipped)} skipped" if made.skipped else ""
-        return f"epoch {made.epoch}, step {made.step}: {len(made)} records{bad}"
+        replayed = self.replayed
+        bad = f", {len(replayed.skipped)} skipped" if replayed.skipped else ""
+        return f"epoch {replayed.epoch}, step {replayed.step}: {len(replayed)} records{bad}"
 
 
 def check_suffix(path: Path) -> None:

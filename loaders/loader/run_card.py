@@ -110,8 +110,8 @@ class TransformCard:
         """Whether its results may depend on the seed."""
         if self.arguments is None:
             return True
-        made = _build(self.name, self.arguments)
-        return not all(isinstance(each, EvalTransform) for each in _nested(made) or (made,))
+        transform = _build(self.name, self.arguments)
+        return not all(isinstance(nested, EvalTransform) for nested in _nested(transform) or (transform,))
 
 
 def _is_own(value: object) -> bool:

@@ -285,7 +285,7 @@ class RunLog:
                 own = order._replace(plan=part.plan_for(order.plan), passed={epoch: part.passed})
                 begin = max(reached, part.first, part.since)
                 unlogged = own.numbers_between(reached, begin, epoch)
-                yield from (Sighting(each, epoch, None, None) for each in unlogged.tolist() if each in wanted)
+                yield from (Sighting(n, epoch, None, None) for n in unlogged.tolist() if n in wanted)
                 steps = range(part.steps_to(begin), part.steps_to(part.place))
                 yield from own.sightings(wanted, epoch, part.first, steps)
                 reached = max(begin, part.place)
@@ -421,7 +421,7 @@ def prove(
         numbers = sorted({part.receipt.epoch for part in parts})
         epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
         left_out = tuple(loader.key(number) for number in loader._subset.omitted.tolist())
-        made = {
+        titles = {
             json.dumps(card and [card.name, card.arguments], sort_keys=True): card.title if card else "none"
             for card in (part.card.transform for part in parts)
         }
@@ -429,7 +429,7 @@ def prove(
         what = count_of(total, "place" if card.weights else "record")
         if card.records is not None:
             what = f"{total:,} of {len(loader.dataset):,} records, a subset,"
-    transforms = tuple(sorted(made.values()))
+    transforms = tuple(sorted(titles.values()))
     statement = _statement(f"{what} of {card.dataset}", epochs, left_out, transforms, signers)
     if save is not None:
         merged.save(save, key=key)
@@ -495,7 +495,7 @@ def _check_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
     if (merged.left_out, merged.omitted) != (left_out, omitted):
         raise DataError(f"epoch {number}: the receipts left out different records than the run's options")
     numbers = loader._subset.numbers_at(np.array(merged.skipped, np.int64), number)
-    bad = tuple(loader.key(each) for each in numbers.tolist())
+    bad = tuple(loader.key(record) for record in numbers.tolist())
     return EpochProof(number, merged.count, left_out.count, omitted.count, bad, passed)
 
 

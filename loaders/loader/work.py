@@ -593,10 +593,10 @@ class _ShardWorkspace:
         rng, outcome = self._random(item.epoch, item.draw), None
         if self._outputs is not None:
             fill_rows(transform, record, rng, tuple(arrays[spec.name][row, ...] for spec in self._outputs))
-        elif (made := transform(record, rng)) is None:
+        elif (result := transform(record, rng)) is None:
             raise UsageError("the transform returned None; it must return an array", key=record.key)
-        elif not self._written.write(made, item.row):
-            outcome = made
+        elif not self._written.write(result, item.row):
+            outcome = result
         decoding = decoding_seconds() - decoded
         self._stage_seconds[0] += read - began
         self._stage_seconds[1] += decoding
@@ -659,7 +659,7 @@ class Results:
 def _column(columns: AsColumns, name: str, values: list[Any]) -> Any:
     if name in columns.json:
         return JsonValues(values)
-    forms = {(each.shape, each.dtype) if isinstance(each, np.ndarray) else None for each in values}
+    forms = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}
     return np.stack(values) if len(forms) == 1 and None not in forms else values
 
 

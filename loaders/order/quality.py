@@ -188,7 +188,7 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     if plan.omission:  # renumber the remaining records, as a dataset of their own
         is_left = ~plan.omission.mask_at(np.arange(len(labels)), epoch)
         places = np.cumsum(is_left) - 1
-        labels, epochs = labels[is_left], [places[each] for each in epochs]
+        labels, epochs = labels[is_left], [places[numbers] for numbers in epochs]
     first, second = epochs
     shard_records = len(labels) / len(plan.shard_counts)
     quality = quality_of_batches(

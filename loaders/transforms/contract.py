@@ -122,9 +122,9 @@ def fill_rows(
         write_rows(transform(record, rng), rows, "the transform", key=record.key)
 
 
-def write_rows(made: Any, rows: Sequence[Array], maker: str, *, key: str | None = None) -> None:
+def write_rows(result: Any, rows: Sequence[Array], maker: str, *, key: str | None = None) -> None:
     """Write an array, or a tuple of arrays, to ``rows``. Raises UsageError if shapes or dtypes differ."""
-    arrays = made if isinstance(made, tuple) else (made,)
+    arrays = result if isinstance(result, tuple) else (result,)
     is_as_declared = len(arrays) == len(rows) and all(
         np.shape(array) == row.shape and np.asarray(array).dtype == row.dtype
         for array, row in zip(arrays, rows, strict=True)

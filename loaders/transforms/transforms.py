@@ -77,8 +77,8 @@ class Choice(NamedTuple):
 
 def _normalize_options(options: Any) -> None:
     """Replace NumPy's numbers by Python's, and lists and arrays by tuples: to compare, and for JSON."""
-    for each in fields(options):
-        object.__setattr__(options, each.name, _to_plain(getattr(options, each.name)))
+    for field in fields(options):
+        object.__setattr__(options, field.name, _to_plain(getattr(options, field.name)))
 
 
 def _to_plain(value: Any) -> Any:
@@ -110,9 +110,9 @@ class ImageTransform(TargetOptions, ABC):
     def __repr__(self) -> str:
         """Return the call that makes this transform, without default options."""
         options = [
-            f"{each.name}={value!r}"
-            for each in fields(self)
-            if each.name != "size" and (value := getattr(self, each.name)) != each.default
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if field.name != "size" and (value := getattr(self, field.name)) != field.default
         ]
         return f"{type(self).__name__}({', '.join([repr(self.size), *options])})"
 
