@@ -141,6 +141,7 @@ class Patience:
 FOLDERS = ("files", "parts", "readers", "datasets")
 
 _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_READER = re.compile(r"[0-9]+-[0-9a-f]{16}(\.tmp)?", re.ASCII)
 
 
 class CacheFolder:
@@ -184,6 +185,8 @@ class CacheFolder:
             patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
             while not lock.lock(wait=False):
                 patience.wait(path)
+            for folder in (self.files, self.parts, self.readers, self.datasets):
+                _refuse_link(folder)
             yield
 
     def path_of(self, entry: FileEntry) -> Path:
@@ -212,8 +215,7 @@ class CacheFolder:
         with self.critical_section():
             if self.manifest(manifest.root) is not None:
                 return
-            if folder.is_symlink():  # writing would change files elsewhere
-                raise OperationError("is a link where a folder belongs; remove it", path=folder)
+            _refuse_link(folder)
             folder.mkdir(exist_ok=True)
             for entry in manifest.files:
                 link = temporary_path(folder, entry.name)
@@ -261,7 +263,8 @@ class CacheFolder:
 
     def cached_files(self) -> list[CachedFile]:
         """Return the whole files. The caller holds the lock."""
-        return [file for folder in [*os.scandir(self.files)] if folder.is_dir() for file in _files_in(folder)]
+        folders = [each for each in [*os.scandir(self.files)] if each.is_dir(follow_symlinks=False)]
+        return [file for folder in folders for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
@@ -402,6 +405,12 @@ def is_whole(lock: LockDescriptor, entry: FileEntry) -> bool:
     return status.st_nlink > 0 and status.st_size == entry.size
 
 
+def _refuse_link(folder: Path) -> None:
+    """Raise OperationError for a link, since files elsewhere would be changed or removed."""
+    if folder.is_symlink():
+        raise OperationError("is a link where a folder belongs; remove it", path=folder)
+
+
 def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
     for each in [*os.scandir(folder)]:  # which closes the folder, whatever is raised below
         if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
@@ -477,7 +486,7 @@ class ReaderFile(Owner):
 def living_readers(folder: Path) -> list[LivingReader]:
     """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
     found = []
-    for lock in _locked_files(sorted(folder.iterdir())):
+    for lock in _locked_files(sorted(path for path in folder.iterdir() if _READER.fullmatch(path.name))):
         data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
         if len(numbers) >= HEADER and numbers[0] == MARK:

@@ -171,10 +171,9 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
 
 
 def test_leftovers_of_dead_readers_go_and_files_of_others_stay(tmp_path: Path, shards: Shards) -> None:
-    with opened(tmp_path / "cache"):
-        pass
-    left = [tmp_path / "cache/readers/1-dead", tmp_path / "cache/parts" / f"{hex_of(shards[0])}.part"]
-    own = [tmp_path / "cache" / name for name in ("parts/notes.txt", "files/mine", "files/ab/mine")]
+    opened(tmp_path / "cache").close()
+    left = [tmp_path / "cache/readers" / f"1-{0:016}", tmp_path / "cache/parts" / f"{hex_of(shards[0])}.part"]
+    own = [tmp_path / "cache" / name for name in ("parts/my", "files/my", "files/ab/my", "readers/my")]
     own[2].parent.mkdir()
     for path in (*left, *own):
         path.write_bytes(b"x" * 100)
@@ -182,8 +181,7 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(tmp_path: Path, s
     with opened(tmp_path / "cache", shards[0].size) as cache:
         cache.hold(shards[:1]).release()
 
-    assert not any(path.exists() for path in left)
-    assert all(path.exists() for path in own)
+    assert [path.exists() for path in (*left, *own)] == [False] * 2 + [True] * 4
 
 
 def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_damaged_one(
@@ -304,16 +302,18 @@ def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, bucket: Pa
             flip(cache.folder.path_of(manifest.shards[0]), 5000)
             cache.hold_intact(manifest.shards[0]).release()
         assert not log.is_file()
-    cache.folder.dataset(manifest.root).symlink_to(tmp_path)
-    with pytest.raises(OperationError, match="is a link where a folder belongs"):
-        open_dataset(URL, cache=tmp_path / "cache")
+    for folder in (cache.folder.dataset(manifest.root), cache.folder.readers):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.symlink_to(tmp_path)
+        with pytest.raises(OperationError, match=f"{folder}: is a link where a folder belongs"):
+            open_dataset(URL, cache=tmp_path / "cache")
 
 
 def test_a_reader_file_with_anything_in_it_is_no_error(tmp_path: Path, shards: Shards) -> None:
     mark = "5348525052445231"
     with opened(tmp_path / "cache") as cache:
         for content in ("", "00" * 7, mark + "ff" * 16 + "01" * 13, "ff" * 64):
-            with (cache.folder.readers / "9-other").open("wb") as other:
+            with (cache.folder.readers / f"9-{0:016}").open("wb") as other:
                 fcntl.flock(other, fcntl.LOCK_EX)  # as a reader that lives
                 other.write(bytes.fromhex(content))
                 other.flush()
