@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
-from shardprep.formats.runtime.files import FULL_ERRNOS, full_disk_message
+from shardprep.formats.runtime.files import FULL_DISK, full_disk_message
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.open import cached_place, datasets_in, read_collection
@@ -204,7 +204,7 @@ def describe_failure(error: CommandError) -> Failure:
             line = f"{message} (see {command} --help)"
             return Failure("UsageError", message, line, error.exit_code, {"command": command})
         case OSError():
-            full = full_disk_message(error.filename, error.errno) if error.errno in FULL_ERRNOS else None
+            full = full_disk_message(error.filename, error.errno) if error.errno in FULL_DISK else None
             message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
             file = error.filename2 or error.filename  # of a link, the link and not its target
             if file is None and error.errno == errno.ENOENT:  # of os.getcwd

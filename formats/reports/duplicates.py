@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -95,17 +95,34 @@ class Duplicates:
         links: Links = self.links[self.links["distance"] != EQUAL_BYTES]
         return links
 
+    @classmethod
+    def within(cls, codes: Rows, labels: Numbers) -> Self:
+        """Return the duplicates among the images of ``codes``, rows of CODES; records have ``labels``."""
+        codes = codes[np.argsort(codes["record"])]
+        hashed = _by_hash(codes[np.unique(codes["digest"], return_index=True)[1]])
+        near, is_bounded = _near_links(_first_of_each(hashed), None)
+        exact = _equal_links(codes, "digest", labels, EQUAL_BYTES)
+        same = _equal_links(hashed, "hash", labels, 0)
+        return cls(_sort_links([exact, same, near]), is_bounded)
 
-def duplicates(codes: Rows, labels: Numbers) -> Duplicates:
-    """Return the duplicates among the images of ``codes``, rows of CODES; ``labels`` has each record's."""
-    codes = codes[np.argsort(codes["record"])]
-    hashed = _by_hash(codes[np.unique(codes["digest"], return_index=True)[1]])
-    near, is_bounded = _near(_first_of_each(hashed), None)
-    exact, same = _alike(codes, "digest", labels, EQUAL_BYTES), _alike(hashed, "hash", labels, 0)
-    return _sorted([exact, same, near], is_bounded)
+    @classmethod
+    def across(cls, codes: Rows, others: Rows) -> Self:
+        """Return the links from images of ``codes`` to those of ``others``; all record numbers must differ.
+
+        Each image of ``codes`` is linked to the first of ``others`` with its bytes, or else with its hash,
+        and to the first image of each other hash within DISTANCE bits.
+        """
+        exact = _first_equal_links(codes, others, "digest", EQUAL_BYTES)
+        mine, theirs = _by_hash(codes), _by_hash(others)
+        same = _first_equal_links(mine, _first_of_each(theirs), "hash", 0)
+        same = same[~np.isin(same["first"], exact["first"])]
+        both = np.concatenate([_first_of_each(mine), _first_of_each(theirs)])
+        near, is_bounded = _near_links(both, len(_first_of_each(mine)))
+        near, is_cut = _with_same_hash(near, mine)
+        return cls(_sort_links([exact, same, near]), is_bounded or is_cut)
 
 
-def _alike(codes: Rows, column: str, labels: Numbers, distance: int) -> Links:
+def _equal_links(codes: Rows, column: str, labels: Numbers, distance: int) -> Links:
     """Return links between rows with equal values in a column."""
     own = labels[codes["record"]]
     order = np.lexsort((codes["record"], own, codes[column]))
@@ -117,7 +134,7 @@ def _alike(codes: Rows, column: str, labels: Numbers, distance: int) -> Links:
     is_other = (values == values[others]) & (own != own[others])
     first, second = np.append(at[:-1], others), np.append(at[1:], at)
     is_linked = np.append(~is_new[1:], is_other)
-    return _links(records[first[is_linked]], records[second[is_linked]], distance)
+    return _make_links(records[first[is_linked]], records[second[is_linked]], distance)
 
 
 def _is_new(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -125,30 +142,14 @@ def _is_new(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.append([True], values[1:] != values[:-1])[: len(values)]
 
 
-def shared(codes: Rows, others: Rows) -> Duplicates:
-    """Return the links from images of ``codes`` to those of ``others``; all record numbers must differ.
-
-    Each image of ``codes`` is linked to the first of ``others`` with its bytes, or else with its hash, and to
-    the first image of each other hash within DISTANCE bits.
-    """
-    exact = _equal(codes, others, "digest", EQUAL_BYTES)
-    mine, theirs = _by_hash(codes), _by_hash(others)
-    same = _equal(mine, _first_of_each(theirs), "hash", 0)
-    same = same[~np.isin(same["first"], exact["first"])]
-    both = np.concatenate([_first_of_each(mine), _first_of_each(theirs)])
-    near, is_bounded = _near(both, len(_first_of_each(mine)))
-    near, is_cut = _with_same_hash(near, mine)
-    return _sorted([exact, same, near], is_bounded or is_cut)
-
-
-def _equal(codes: Rows, others: Rows, column: str, distance: int) -> Links:
+def _first_equal_links(codes: Rows, others: Rows, column: str, distance: int) -> Links:
     """Return links from rows of ``codes`` to the first row of ``others`` with an equal value in a column."""
     others = others[np.lexsort((others["record"], others[column]))]
     if not len(others):
         return np.empty(0, LINK)
     at = np.minimum(np.searchsorted(others[column], codes[column]), len(others) - 1)
     found = others[column][at] == codes[column]
-    return _links(codes["record"][found], others["record"][at[found]], distance)
+    return _make_links(codes["record"][found], others["record"][at[found]], distance)
 
 
 def _by_hash(codes: Rows) -> Rows:
@@ -163,17 +164,17 @@ def _first_of_each(hashed: Rows) -> Rows:
     return firsts
 
 
-def _near(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
+def _near_links(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
     """Return links of near hashes, only across a ``boundary`` if given, and whether some were dropped."""
     parts, count = [np.empty(0, LINK)], 0
     hashes, records = np.ascontiguousarray(hashed["hash"]), hashed["record"]
     for pairs in near_pairs(hashes, DISTANCE):
         first, second = pairs.T
         distance = np.bitwise_count(hashes[first] ^ hashes[second])
-        kept = distance > 0
+        is_link = distance > 0
         if boundary is not None:
-            kept &= (first < boundary) & (second >= boundary)
-        parts.append(_links(records[first[kept]], records[second[kept]], distance[kept]))
+            is_link &= (first < boundary) & (second >= boundary)
+        parts.append(_make_links(records[first[is_link]], records[second[is_link]], distance[is_link]))
         if (count := count + len(parts[-1])) > MOST_NEAR:
             break
     return np.concatenate(parts)[:MOST_NEAR], count > MOST_NEAR
@@ -186,22 +187,22 @@ def _with_same_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
     order = np.argsort(firsts)
     group = order[np.searchsorted(firsts, links["first"], sorter=order)]
     until = np.cumsum(counts[group])
-    kept = until <= MOST_NEAR
-    links, group, until = links[kept], group[kept], until[kept]
-    made = np.repeat(links, counts[group])
-    place = np.arange(len(made)) - np.repeat(until - counts[group], counts[group])
-    made["first"] = hashed["record"][np.repeat(starts[group], counts[group]) + place]
-    return made, not kept.all()
+    fits = until <= MOST_NEAR
+    links, group, until = links[fits], group[fits], until[fits]
+    repeated = np.repeat(links, counts[group])
+    place = np.arange(len(repeated)) - np.repeat(until - counts[group], counts[group])
+    repeated["first"] = hashed["record"][np.repeat(starts[group], counts[group]) + place]
+    return repeated, not fits.all()
 
 
-def _links(first: Numbers, second: Numbers, distance: int | npt.NDArray[np.uint8]) -> Links:
-    made = np.empty(len(first), LINK)
-    made["first"], made["second"] = np.minimum(first, second), np.maximum(first, second)
-    made["distance"] = distance
-    return made
+def _make_links(first: Numbers, second: Numbers, distance: int | npt.NDArray[np.uint8]) -> Links:
+    links = np.empty(len(first), LINK)
+    links["first"], links["second"] = np.minimum(first, second), np.maximum(first, second)
+    links["distance"] = distance
+    return links
 
 
-def _sorted(parts: list[Links], is_bounded: bool) -> Duplicates:
+def _sort_links(parts: list[Links]) -> Links:
     links = np.concatenate(parts)
     links = links[np.lexsort((links["second"], links["first"], links["distance"]))]
-    return Duplicates(links[_is_new(links)], is_bounded)
+    return links[_is_new(links)]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import encode_png
-from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links, duplicates, shared
+from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, check_seed, count_of, round_step
@@ -103,17 +103,17 @@ def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Js
     ``more`` may have ``is_partial``, if only some images were examined; the first ``records``, ``pairs`` or
     ``names``; ``all_pairs``; and the records to ``leave_out``, without which nothing would be found.
     """
-    known = KINDS[kind]
+    own = KINDS[kind]
     lists = dict.fromkeys(("records", "pairs", "names", "all_pairs", "leave_out"), ())
-    told = known._asdict() | {"advice": f"{measured} {known.advice}".lstrip()}
-    return {"kind": kind, "count": count, "is_partial": False} | told | lists | more
+    described = own._asdict() | {"advice": f"{measured} {own.advice}".lstrip()}
+    return {"kind": kind, "count": count, "is_partial": False} | described | lists | more
 
 
 @dataclass(frozen=True)
 class RecordNames:
     """The records of one or two datasets, numbered consecutively, in the form that a page shows.
 
-    ``named`` are the datasets ("this" or "other") and numbers of the records that :meth:`shown` returned.
+    ``named`` are the datasets ("this" or "other") and numbers of the records that :meth:`describe` returned.
     """
 
     datasets: Sequence[Dataset]
@@ -124,7 +124,7 @@ class RecordNames:
         first = len(self.datasets[0])
         return (THIS, number) if number < first else (OTHER, number - first)
 
-    def shown(self, number: int, note: str = "") -> Json:
+    def describe(self, number: int, note: str = "") -> Json:
         """Return a record as a JSON object; ``note`` adds a remark, such as why it is damaged.
 
         The class is None without a label; ``width`` and ``height`` are pixels, ``bytes`` is the image's size.
@@ -151,7 +151,7 @@ class RecordNames:
     def pairs(self, links: Links) -> list[Json]:
         """Return the first of these links; the distance is None if the bytes are equal."""
         return [
-            {"distance": _distance(distance), "records": [self.shown(first), self.shown(second)]}
+            {"distance": _distance(distance), "records": [self.describe(first), self.describe(second)]}
             for first, second, distance in links[:MOST_SHOWN].tolist()
         ]
 
@@ -204,7 +204,7 @@ def index_statistics(index: Rows, classes: int, seed: int) -> Json:
     All are histograms, except ``sides`` (width, height) and ``weights`` (pixels, bytes) of a seeded sample.
     """
     sizes = np.bincount(index["label"][index["label"] >= 0], minlength=classes)
-    chosen = np.sort(_sample(len(index), MOST_POINTS, seed))
+    chosen = np.sort(_choose_numbers(len(index), MOST_POINTS, seed))
     width, height, length = (index[name][chosen].astype(np.int64) for name in ("width", "height", "length"))
     return {
         "class_sizes": histogram(sizes),
@@ -232,7 +232,7 @@ def same_size(indexes: list[Rows]) -> Numbers:
     return order[shared][np.argsort(per_record[shared], kind="stable")]
 
 
-def _sample(count: int, most: int, seed: int) -> Numbers:
+def _choose_numbers(count: int, most: int, seed: int) -> Numbers:
     """Choose at most ``most`` different numbers below ``count``."""
     return np.random.default_rng(seed).choice(count, min(count, most), replace=False)
 
@@ -242,7 +242,7 @@ MOST_DECODED = 4096  # images of a sample
 MOST_COMPARED = 8192  # further images, read for their digests
 
 
-def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numbers, Numbers]], Json]:
+def choose_images(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numbers, Numbers]], Json]:
     """Choose the images to read from each dataset, and count them.
 
     For each dataset, returns the numbers of the images to decode, and of others to compare, in order. A
@@ -257,7 +257,7 @@ def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numb
     for index in indexes:
         mine = compared[(compared >= start) & (compared < start + len(index))] - start
         most = {"none": 0, "sample": MOST_DECODED, "all": len(index)}[pixels]
-        decoded = np.sort(_sample(len(index), most, seed))
+        decoded = np.sort(_choose_numbers(len(index), most, seed))
         choices.append((decoded, np.setdiff1d(mine, decoded)))
         start += len(index)
     return choices, {
@@ -287,24 +287,24 @@ def observations(
     dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
     counts, damaged = class_counts(dataset), [record for record, _ in statistics.damaged]
     empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
-    shown = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
+    shown = [names.describe(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
     reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
-    found = [
+    every = [
         observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
         observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
-        *_of_duplicates(names, inside, across, is_partial=is_partial),
+        *_pair_observations(names, inside, across, is_partial=is_partial),
         observation("quarantined", len(quarantine), names=reasons),
         *(
-            observation(kind, len(some), records=[*map(names.shown, some[:MOST_SHOWN])], leave_out=some)
+            observation(kind, len(some), records=[*map(names.describe, some[:MOST_SHOWN])], leave_out=some)
             for kind, some in odd.items()
         ),
     ]
-    return [one for one in found if one["count"]]
+    return [each for each in every if each["count"]]
 
 
-def _of_duplicates(
+def _pair_observations(
     names: RecordNames, inside: Duplicates, across: Duplicates | None, *, is_partial: bool
 ) -> list[Json]:
     """Return the observations of pairs: suspects, leaks, equal bytes, and images that look alike."""
@@ -328,7 +328,7 @@ def _of_duplicates(
     every = np.concatenate([each.links for each in both])
     is_bounded = any(each.is_bounded for each in both)
 
-    def of_pairs(kind: str, links: Links, leave_out: Numbers) -> Json:
+    def pair_observation(kind: str, links: Links, leave_out: Numbers) -> Json:
         exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
         measured = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
         if near := len(links) - exact:
@@ -348,10 +348,10 @@ def _of_duplicates(
     ends = np.concatenate([wrong["first"], wrong["second"]])
     exact, near = (links[~differ(links)] for links in (inside.exact, inside.near))
     return [
-        of_pairs("suspects", wrong, ends[ends < len(dataset)]),
-        *([of_pairs("leaks", across.links, across.links["first"])] if across else []),
-        of_pairs("equal bytes", exact, exact["second"]),
-        of_pairs("look alike", near, near["second"]),
+        pair_observation("suspects", wrong, ends[ends < len(dataset)]),
+        *([pair_observation("leaks", across.links, across.links["first"])] if across else []),
+        pair_observation("equal bytes", exact, exact["second"]),
+        pair_observation("look alike", near, near["second"]),
     ]
 
 
@@ -390,7 +390,7 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
         some = np.sort(rng.choice(records, min(len(records), most), replace=False)).tolist()
         each = dataset.manifest.labels.classes[label]
         sheet = {"name": each.name, "words": each.words, "images": len(records)}
-        sheets.append(sheet | {"records": [names.shown(number) for number in some]})
+        sheets.append(sheet | {"records": [names.describe(number) for number in some]})
     return sheets
 
 
@@ -593,18 +593,18 @@ def report(
         indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
         # raises UsageError before anything is read
         proof = custody(this, record)
-        choices, looked_at = chosen(indexes, pixels, check_seed(seed))
+        choices, looked_at = choose_images(indexes, pixels, check_seed(seed))
         sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []
-        reading = stack.enter_context(ImageReading.begun(workers, progress))
+        reading = stack.enter_context(ImageReading.start(workers, progress))
         statistics, *their = (
             reading.statistics(one, *choice) for one, choice in zip(opened, choices, strict=True)
         )
         codes, across = statistics.codes, None
         with reading.progress.task(f"find duplicates in {this.manifest.split}", records=len(codes), size=0):
-            inside = duplicates(codes, this.index["label"])
+            inside = Duplicates.within(codes, this.index["label"])
             for other in their:
                 other.codes["record"] += len(this)
-                across = shared(codes, other.codes)
+                across = Duplicates.across(codes, other.codes)
         skipped = read_quarantine(this.path) if this.manifest.table(QUARANTINE_NAME) else []
         found = {
             "dataset": inspect(this).to_json(),
@@ -615,7 +615,7 @@ def report(
             "custody": proof,
             "pixels": statistics.to_json(),
             "extremes": {
-                name: [names.shown(number) | {"value": value} for value, number in statistics.extremes(name)]
+                name: [names.describe(n) | {"value": value} for value, n in statistics.extremes(name)]
                 for name in EXTREMES
             },
             "observations": observations(names, looked_at, statistics, inside, across, skipped),
@@ -625,7 +625,7 @@ def report(
         if looked_at["decoded"]:
             for which, one in zip((THIS, OTHER), opened, strict=False):
                 numbers = sorted(number for where, number in names.named if where == which)
-                made = reading.each("pictures of", thumbnail, one, np.array(numbers, np.int64))
+                made = reading.map("pictures of", thumbnail, one, np.array(numbers, np.int64))
                 pictures |= {(which, number): picture for number, picture in made.items()}
     examined = Examination(found, pictures)
     if output is not None:

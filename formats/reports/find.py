@@ -17,7 +17,7 @@ from shardprep.formats.images.crop_ready import read_grid
 from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
-from shardprep.formats.reports.pixels import CODES, ImageReading, measured
+from shardprep.formats.reports.pixels import CODES, ImageReading, measure
 from shardprep.formats.runtime.files import name_in_os_errors, open_regular, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.progress import Progress, check_flags
 from shardprep.formats.shards.dataset import Dataset
@@ -105,11 +105,11 @@ def find(
         raise UsageError("hashes are used only to find near images: give --near (in Python near=True)")
     if not images:
         raise UsageError("give at least one picture to look for")
-    pictures = [_picture(image, near) for image in user_paths(images, "images")]
+    pictures = [_read_picture(image, near) for image in user_paths(images, "images")]
     with Dataset(dataset) as opened:
-        with ImageReading.begun(workers, progress) as reading:
-            codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
-            digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
+        with ImageReading.start(workers, progress) as reading:
+            codes = _load_codes(opened, reading, hashes) if near else np.empty(0, CODES)
+            digests = reading.map("read", _original_digest, opened, _candidates(opened, pictures))
         hashed = codes[codes["is_hashed"]]
         classes, found = opened.classes, []
         for picture in pictures:
@@ -127,7 +127,7 @@ def find(
         return found
 
 
-def _picture(path: Path, near: bool) -> _Picture:
+def _read_picture(path: Path, near: bool) -> _Picture:
     if path.is_dir():
         raise UsageError("is a folder; give its images, such as FOLDER/*.jpg", path=path)
     with name_in_os_errors(path), os.fdopen(open_regular(path), "rb") as file:
@@ -137,7 +137,7 @@ def _picture(path: Path, near: bool) -> _Picture:
         raise UsageError(f"has {size:,} bytes; an image has 1 to {MAX_IMAGE_BYTES:,}", path=path)
     try:
         info = read_image_header(image)
-        measures = measured(image, info.width, info.height) if near else None
+        measures = measure(image, info.width, info.height) if near else None
     except BadImage as error:
         raise UsageError(f"is not a valid image: {error.message}", path=path) from error
     digests = frozenset({hashlib.sha256(image).digest(), _original_digest(None, image)})
@@ -161,7 +161,7 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
     return np.flatnonzero(fits)
 
 
-def _codes(
+def _load_codes(
     dataset: Dataset, reading: ImageReading, hashes: str | os.PathLike[str] | None
 ) -> npt.NDArray[Any]:
     """Return the rows of CODES of all images, from the file if it exists."""

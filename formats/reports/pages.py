@@ -26,7 +26,7 @@ from shardprep.formats.errors import printable
 from shardprep.formats.runtime.progress import count_of, format_size, round_step
 
 
-def shown_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
+def format_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
     """Return a name from a file as HTML: printable, of at most ``most`` characters, with isolated direction.
 
     A longer name has up to 1,000 characters in its tooltip. With ``breaks``, lines may break after a slash.
@@ -36,10 +36,10 @@ def shown_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
     return Markup("<bdi{}>{}</bdi>").format(tip, Markup("/<wbr>").join(short.split("/")) if breaks else short)
 
 
-def shown_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with separators; a fraction has at most three significant digits.
 
-    >>> shown_number(1281167), shown_number(0.12345), shown_number(12.0)
+    >>> format_number(1281167), format_number(0.12345), format_number(12.0)
     ('1,281,167', '0.123', '12')
     """
     if float(value).is_integer():
@@ -47,10 +47,10 @@ def shown_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def shown_share(value: float) -> str:
+def format_share(value: float) -> str:
     """Return a fraction in percent; only 0 is shown as 0 %, and only 1 as 100 %.
 
-    >>> shown_share(0.5), shown_share(0.00001), shown_share(1.0), shown_share(0.9999)
+    >>> format_share(0.5), format_share(0.00001), format_share(1.0), format_share(0.9999)
     ('50 %', 'under 0.1 %', '100 %', '99.9 %')
     """
     if 0 < value < 0.001:
@@ -59,16 +59,16 @@ def shown_share(value: float) -> str:
     return f"{percent:.3g} %"
 
 
-def shown_short(number: float) -> str:
+def format_short(number: float) -> str:
     """Return a number in a few characters, for an axis.
 
-    >>> shown_short(1280000), shown_short(64512), shown_short(999)
+    >>> format_short(1280000), format_short(64512), format_short(999)
     ('1.28M', '64.5k', '999')
     """
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if number >= size:
             return f"{number / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return shown_number(number)
+    return format_number(number)
 
 
 def picture_uri(file: bytes) -> Markup:
@@ -77,7 +77,7 @@ def picture_uri(file: bytes) -> Markup:
     return Markup("data:image/{};base64,{}").format(kind, base64.b64encode(file).decode("ascii"))
 
 
-def finalized(value: object) -> object:
+def escape_value(value: object) -> object:
     """Return a template's value with any text made printable, bounded and escaped."""
     if isinstance(value, Markup):
         return value
@@ -96,7 +96,7 @@ def histogram(
     *,
     title: str,
     axis: str,
-    show: Show = shown_number,
+    show: Show = format_number,
     counted: str = "images",
 ) -> Markup:
     """Return a histogram of ``counts`` [n] between ``edges`` [n + 1], in bars of equal width.
@@ -116,7 +116,7 @@ def histogram(
         text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
         middle, width = LEFT + step / 2, step / 16
         drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
-    up = [(part, shown_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))]
+    up = [(part, format_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))]
     return _figure(title, text, drawn, ticks, up, (axis, counted), rows)
 
 
@@ -137,25 +137,25 @@ def _spaced(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]
 
 
 def scatter(
-    points: Sequence[Sequence[float]], *, title: str, x: str, y: str, show_y: Show = shown_short
+    points: Sequence[Sequence[float]], *, title: str, x: str, y: str, show_y: Show = format_short
 ) -> Markup:
     """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
     across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
     dots = "".join(f"M{left_of(across.share(a)):.0f} {height_of(up.share(b)):.0f}h0" for a, b in points)
-    ticks = [(left_of(across.share(t)), shown_short(t)) for t in across.ticks()]
+    ticks = [(left_of(across.share(t)), format_short(t)) for t in across.ticks()]
     marks = [(up.share(t), show_y(t)) for t in up.ticks()]
     drawn = [Markup('<path class="dots" d="{}"/>').format(dots)]
-    text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
+    text = f"{len(points):,} images; {x} from {format_number(across.low)} to {format_number(across.high)}, "
     text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic, with outliers at their ends."
-    rows = [(shown_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
+    rows = [(format_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
     return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
-def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = shown_number) -> Markup:
+def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = format_number) -> Markup:
     """Return a horizontal bar for each name and value; ``axis`` names the values."""
     values = list(values)
     most = max([value for _, value in values] + [0]) or 1
-    return Markup(rendered("bars", values=values, most=most, title=title, axis=axis, show=show))  # noqa: S704 - it escapes
+    return Markup(render("bars", values=values, most=most, title=title, axis=axis, show=show))  # noqa: S704 - it escapes
 
 
 class _Log:
@@ -202,7 +202,7 @@ def _figure(
     ticks += [("end", LEFT - 5, height_of(share) + 4, label) for share, label in up]
     places = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "base": base}
     values = {"title": title, "text": text, "drawn": drawn, "ticks": ticks, "names": names}
-    return Markup(rendered("figure", **places, **values, rows=rows[:MOST_TABLE_ROWS]))  # noqa: S704 - it escapes
+    return Markup(render("figure", **places, **values, rows=rows[:MOST_TABLE_ROWS]))  # noqa: S704 - it escapes
 
 
 def left_of(share: float) -> float:
@@ -234,7 +234,7 @@ def line_chart(
     title: str,
     x: str,
     y: str,
-    show_y: Show = shown_number,
+    show_y: Show = format_number,
     dotted: bool = False,
     mark: tuple[float, str] | None = None,
 ) -> Markup:
@@ -265,20 +265,20 @@ def line_chart(
         ]
     step = round_step(most_x / (MOST_TICKS - 1))
     across = [a for a, _ in points] if dotted else [n * step for n in range(int(most_x / step) + 1)]
-    ticks = [(place(a, 0)[0], shown_number(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
+    ticks = [(place(a, 0)[0], format_number(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
     marks = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
-    rows = [(shown_number(a), show_y(b)) for a, b in points]
+    rows = [(format_number(a), show_y(b)) for a, b in points]
     return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
 FILTERS: dict[str, Callable[..., object]] = {
-    "name": shown_name,
+    "name": format_name,
     "printable": printable,
     "size": format_size,
-    "number": shown_number,
-    "whole": lambda value: shown_number(round(value)),
-    "share": shown_share,
+    "number": format_number,
+    "whole": lambda value: format_number(round(value)),
+    "share": format_share,
     "counted": count_of,
     "uri": picture_uri,
 }
@@ -304,10 +304,10 @@ def page(template: str, *, title: str, **values: Any) -> str:
     program = Path(*sys.argv[:1])  # an embedded interpreter has none
     if program.name == "prep" or program.parts[-2:] == ("shardprep", "__main__.py"):
         made_by.append(shlex.join(["prep", *sys.argv[1:]]))
-    return rendered(template, title=title, style=css, policy=policy, made_by=made_by, **values)
+    return render(template, title=title, style=css, policy=policy, made_by=made_by, **values)
 
 
-def rendered(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     """Render a template in ``templates/``. Text of ``values`` is escaped and made printable."""
     return _environment().get_template(f"{template}.html").render(**values)
 
@@ -318,7 +318,7 @@ def _environment() -> Environment:
         loader=PackageLoader(__package__ or ""),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=finalized,
+        finalize=escape_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -54,7 +54,7 @@ THUMBNAIL_SIDE = 104
 THUMBNAIL_QUALITY = 72
 
 
-def measured(image: bytes, width: int, height: int) -> Measures:
+def measure(image: bytes, width: int, height: int) -> Measures:
     """Measure an encoded image, shrunk to a shorter side of SHORTER_SIDE pixels at most. Raises BadImage."""
     # the smallest scale that leaves SHORTER_SIDE pixels; of other kinds than JPEG, OpenCV would skip pixels,
     # which makes images sharper
@@ -142,7 +142,7 @@ def digest_of(_row: np.void, image: bytes) -> tuple[int, None]:
 
 
 def digest_and_measures(row: np.void, image: bytes) -> tuple[int, Measures]:
-    return digest_of(row, image)[0], measured(image, int(row["width"]), int(row["height"]))
+    return digest_of(row, image)[0], measure(image, int(row["width"]), int(row["height"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ class ShardLook:
     rows: Rows
     numbers: Numbers
 
-    def made(self) -> tuple[list[tuple[int, Any]], Damaged]:
+    def run(self) -> tuple[list[tuple[int, Any]], Damaged]:
         """Read the records; return their numbers with results, and damaged records. Raises OSError."""
         use_one_thread()
         found: list[tuple[int, Any]] = []
@@ -230,7 +230,7 @@ class ImageReading:
 
     @classmethod
     @contextmanager
-    def begun(cls, workers: int | None, progress: Progress | None) -> Iterator[Self]:
+    def start(cls, workers: int | None, progress: Progress | None) -> Iterator[Self]:
         """Start ``workers`` processes, None is one per usable CPU, and end them with the context."""
         count = max(1, check_int(usable_cpus() if workers is None else workers, "workers", least=0))
         with WorkerPool(count) as pool:
@@ -245,7 +245,7 @@ class ImageReading:
             ("compare", digest_of, compared),
         ]
         for verb, look, records in looks:
-            for found, wrong in self._looked(verb, look, dataset, records):
+            for found, wrong in self._run_looks(verb, look, dataset, records):
                 damaged += wrong
                 made = [
                     (record, digest, one.hash if one else 0, one is not None and not one.is_flat)
@@ -259,15 +259,15 @@ class ImageReading:
         in_order = every[np.argsort(every["record"])]
         return PixelStatistics(in_order, np.concatenate(measures), small_sum, sorted(damaged))
 
-    def each(self, verb: str, look: Look, dataset: Dataset, records: Numbers) -> dict[int, Any]:
+    def map(self, verb: str, look: Look, dataset: Dataset, records: Numbers) -> dict[int, Any]:
         """Return the results for the images that can be read and decoded. Raises OSError."""
         return {
             record: value
-            for found, _ in self._looked(verb, look, dataset, records)
+            for found, _ in self._run_looks(verb, look, dataset, records)
             for record, value in found
         }
 
-    def _looked(
+    def _run_looks(
         self, verb: str, look: Look, dataset: Dataset, records: Numbers
     ) -> Iterator[tuple[list[tuple[int, Any]], Damaged]]:
         """Yield the results and the damaged records, part by part.
@@ -292,7 +292,7 @@ class ImageReading:
             closing(
                 completed_calls(
                     lambda: halves.pop() if halves else next(looks, None),
-                    lambda one: self.pool.submit(one.made),
+                    lambda one: self.pool.submit(one.run),
                     self.workers + 1,
                 )
             ) as finished,

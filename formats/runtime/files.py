@@ -534,12 +534,12 @@ def reason_of(error: Exception) -> str:
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
-FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """The system's errors for a disk without room, for everyone or for this user."""
 
 
 def no_space(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpace:
-    """Return the error for a file on a disk without room; ``number`` is one of FULL_ERRNOS.
+    """Return the error for a file on a disk without room; ``number`` is one of FULL_DISK.
 
     Call it before removing any file.
     """
@@ -548,17 +548,17 @@ def no_space(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpac
 
 @contextmanager
 def errors_as_no_space(path: Path) -> Iterator[None]:
-    """Convert an OSError in FULL_ERRNOS to NoSpace for this path."""
+    """Convert an OSError in FULL_DISK to NoSpace for this path."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL_ERRNOS:
+        if error.errno not in FULL_DISK:
             raise
         raise no_space(path, error.errno) from error
 
 
 def full_disk_message(path: str | os.PathLike[str] | None, number: int) -> str:
-    """Return the message for one of FULL_ERRNOS: whether the quota, space or inodes ran out."""
+    """Return the message for one of FULL_DISK: whether the quota, space or inodes ran out."""
     if number == errno.EDQUOT:
         return "the disk quota is used up; make room, or raise it, and try again"
     if path is not None:

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
 from shardprep.formats.runtime.files import (
-    FULL_ERRNOS,
+    FULL_DISK,
     LockDescriptor,
     Owner,
     flush_file,
@@ -169,7 +169,7 @@ class WorkFolder(Owner):
         if not self._locks or not self.was_made_here:
             return
         full: NoSpace | None = None
-        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
             full = no_space(error.filename or self.output, error.errno)  # before files are removed
         try:
             for alive in self._locks[1:]:  # on NFS and FUSE, a folder with an open file cannot be removed

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardprep.formats.errors import DataError, NoSpace, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.runtime.files import FULL_ERRNOS, ReadAt, no_space
+from shardprep.formats.runtime.files import FULL_DISK, ReadAt, no_space
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     Address,
@@ -100,7 +100,7 @@ class LmdbShardWriter(ShardWriter):
                     os.posix_fallocate(file.fileno(), file.tell(), bytes_needed(self._unit) // commits)
             except OSError as reason:
                 number = reason.errno or number
-        if number in FULL_ERRNOS:
+        if number in FULL_DISK:
             return no_space(self._path, number)
         return OSError(number, f"LMDB: {error}", os.fspath(self._path))
 

@@ -563,11 +563,6 @@ LEAST_BYTES = 16 << 20  # fewer are hashed in 10 ms
 YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
 
 
-def seals_folder() -> Path:
-    """Return the folder of this user's seals, which may not exist. Raises RuntimeError without a home."""
-    return caches_folder() / "seals"
-
-
 def file_state(status: os.stat_result) -> tuple[int, ...]:
     """Return what changes with a file: its device, inode, size, mtime and ctime."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -606,7 +601,7 @@ class Seal:
 
     @property
     def _path(self) -> Path:
-        return seals_folder() / f"{self.status.st_dev:x}-{self.status.st_ino:x}.json"
+        return caches_folder() / "seals" / f"{self.status.st_dev:x}-{self.status.st_ino:x}.json"
 
     @property
     def _text(self) -> bytes:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged, OperationError, UsageError
 from shardprep.formats.runtime.files import (
-    FULL_ERRNOS,
+    FULL_DISK,
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
     Descriptor,
@@ -323,7 +323,7 @@ class CacheFolder:
                 for file in found.own:
                     file.reserve()
             except OSError as error:
-                if error.errno not in FULL_ERRNOS:
+                if error.errno not in FULL_DISK:
                     raise
                 evict_for(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
                 return NoRoom(0, limit, error.errno, state)
@@ -346,7 +346,7 @@ class Arrivals(NamedTuple):
 class NoRoom(NamedTuple):
     """The cache has no room now: the ``least`` sufficient limit, and the ``state`` of the cache.
 
-    ``full`` is the system's error, one of FULL_ERRNOS, if other files fill the disk or the quota. ``state``
+    ``full`` is the system's error, one of FULL_DISK, if other files fill the disk or the quota. ``state``
     changes as soon as any reader makes progress.
     """
 

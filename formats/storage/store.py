@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import FULL_ERRNOS, Owner, flush_file, no_space, redact, user_path
+from shardprep.formats.runtime.files import FULL_DISK, Owner, flush_file, no_space, redact, user_path
 from shardprep.formats.runtime.progress import check_int, check_seconds
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _error_for(
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
-    for number in FULL_ERRNOS:
+    for number in FULL_DISK:
         if place.folder and f"(os error {number})" in said:
             return no_space(place.folder / (name or ""), number)
     if place.folder and _NO_LINKS.search(said):

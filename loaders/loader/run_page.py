@@ -15,7 +15,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from shardprep.formats.errors import DataError
-from shardprep.formats.reports.pages import bars, line_chart, page, shown_number, shown_share
+from shardprep.formats.reports.pages import bars, format_number, format_share, line_chart, page
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import format_size
@@ -124,7 +124,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
     option, most = parse_as(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
     knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
     text = f"{option} {knee:,.0f} reaches {rate:,.0f} images/s"
-    less = f", {shown_share(rate / most)} of the best rate" if rate < most else ", the best rate"
+    less = f", {format_share(rate / most)} of the best rate" if rate < most else ", the best rate"
     chart = line_chart(
         runs, title=f"Rate by {option}", x=option, y="images/s", dotted=True, mark=(knee, "enough")
     )
@@ -180,9 +180,9 @@ def course_charts(run: RunValues) -> list[Markup]:
     queue = (ready * batches).sum(axis=1) / np.maximum(1, batches.sum(axis=1))
     waits = np.minimum(1.0, waited.sum(axis=1) / width)
     charts = (
-        ("Rate", f"{run.unit}/s", rows.sum(axis=1) / width, shown_number),
-        ("Queue", "batches ready", queue, shown_number),
-        ("Time the step waits", "share of time", waits, shown_share),
+        ("Rate", f"{run.unit}/s", rows.sum(axis=1) / width, format_number),
+        ("Queue", "batches ready", queue, format_number),
+        ("Time the step waits", "share of time", waits, format_share),
     )
     return [
         line_chart(np.stack((times, values), axis=1).tolist(), title=title, x=SECONDS, y=y, show_y=show)

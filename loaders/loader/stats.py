@@ -351,10 +351,10 @@ class PipelineStats(Counts, ABC):
         return text
 
     def _repr_html_(self) -> str:
-        from shardprep.formats.reports.pages import rendered  # start-up time
+        from shardprep.formats.reports.pages import render  # start-up time
         from shardprep.loaders.loader.run_page import RunValues
 
-        return rendered("stages", run=RunValues.of(self.to_dict()))
+        return render("stages", run=RunValues.of(self.to_dict()))
 
 
 @dataclass(frozen=True, repr=False)

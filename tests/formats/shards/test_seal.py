@@ -13,7 +13,7 @@ import pytest
 
 from shardprep.formats import ManifestDamaged, open_dataset
 from shardprep.formats.shards import read as reading, read as seals
-from shardprep.formats.shards.read import Seal, seals_folder
+from shardprep.formats.shards.read import Seal
 from support.datasets import flip, writable
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_changes_while_it_is_read_gets_no_seal(dataset: Path) -> Non
 @pytest.mark.parametrize("damage", [b"", b"shardprep seal 1\n", b"\xff" * 9000])
 def test_a_damaged_seal_costs_a_hash(dataset: Path, hashed: Mock, damage: bytes) -> None:
     opened(dataset)
-    (path,) = seals_folder().iterdir()
+    (path,) = (seals.caches_folder() / "seals").iterdir()
     writable(path).write_bytes(damage)
     before = hashed.sha256.call_count
 

@@ -16,7 +16,7 @@ import pytest
 
 from shardprep.formats import Record, UsageError, inspect, open_dataset, write_dataset
 from shardprep.formats.images.pictures import Gallery, ShownImage
-from shardprep.formats.reports.pages import page, shown_name
+from shardprep.formats.reports.pages import format_name, page
 from support.column_datasets import EVERY_KIND, write_columns
 from support.datasets import prep_here
 
@@ -102,7 +102,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_name_stays_text_in_one_isolated_element(text: str) -> None:
-    (shown,) = ElementTree.fromstring(f"<p>{shown_name(text)}</p>")  # noqa: S314 - made here
+    (shown,) = ElementTree.fromstring(f"<p>{format_name(text)}</p>")  # noqa: S314 - made here
 
     assert (shown.tag, len(shown), shown.tail) == ("bdi", 0, None)
     assert shown.text
