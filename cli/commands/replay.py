@@ -218,8 +218,8 @@ def compare_runs(
         if parting := parting_of_datasets(*cards):
             return parting, None
         make = run_options.loader if by_pixels else run_options.ordering_loader
-        with make(cards[0]) as loader, make(cards[1]) as other_loader:
-            both = list(zip((loader, other_loader), runs, strict=True))
+        with make(cards[0]) as first_loader, make(cards[1]) as second_loader:
+            both = list(zip((first_loader, second_loader), runs, strict=True))
             first, second = (
                 loader.order_of(card)._replace(passed=run.passed)
                 for (loader, run), card in zip(both, cards, strict=True)
@@ -228,10 +228,10 @@ def compare_runs(
             steps = len(epochs) * max(loader.batches_per_epoch for loader, _ in both)
 
             def differing_row(epoch: int, step: int) -> int | None:
-                made, other = (
+                replayed, other = (
                     loader.replay(epoch, step, passed=run.passed.get(epoch, ())) for loader, run in both
                 )
-                return made.first_difference(other)
+                return replayed.first_difference(other)
 
             with progress.task("comparing", records=steps * per_step, size=0):
                 parting = first_parting(

@@ -352,25 +352,25 @@ class ThreadMap(Map):
             end(items)
 
 
-def _draw_ahead(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
+def _draw_ahead(queues: Iterator[Tasks], window: int) -> Iterator[Tasks]:
     """Yield the queue to wait for next, beginning further tasks until its own has finished."""
     pending: deque[Tasks] = deque()
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     while True:
         try:
-            for finished in begun:
-                pending.append(finished)
+            for queue in queues:
+                pending.append(queue)
                 if not pending[0].empty() or len(pending) == window:
                     break
             else:
-                begun = iter(())
+                queues = iter(())
         except Exception as error:
-            begun, failed = iter(()), [error]
+            queues, errors = iter(()), [error]
         if not pending:
             break
         yield pending.popleft()
-    if failed:
-        raise failed.pop()
+    if errors:
+        raise errors.pop()
 
 
 @dataclass(frozen=True)

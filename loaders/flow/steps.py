@@ -69,9 +69,9 @@ class Batch(PickableStep):
         sizes: Iterator[int] = repeat(self.size)
         places: Iterator[int] = count()
         if numbers is not None:
-            batches_due, sized, places = share_numbers(self.check_numbers(numbers), 3)
-            chosen = chain.from_iterable(map(self._items_of, batches_due))
-            sizes = (len(self._items_of(number)) for number in sized)
+            for_items, for_sizes, places = share_numbers(self.check_numbers(numbers), 3)
+            chosen = chain.from_iterable(map(self._items_of, for_items))
+            sizes = (len(self._items_of(number)) for number in for_sizes)
         if not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
             with ending(source.batches(source_ctx, chosen, sizes, self.size, least=least)) as batches:
                 yield from map(self._finish, batches)
