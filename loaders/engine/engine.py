@@ -208,7 +208,7 @@ class Course:
 
 
 class BatchPlans:
-    """The plans of a run. Counts the drawn ones; raises their error only after the batches before it."""
+    """Draws the plans of a run and counts them; an error of theirs is raised after the batches before it."""
 
     def __init__(self, plans: Iterable[Plan]) -> None:
         self._plans = iter(plans)

@@ -379,7 +379,7 @@ class EngineBatch:
 def fill_batch(
     fill: Fill, number: int, items: Items, *, layout: SlotLayout, describe_row: Callable[[int, int, Any], str]
 ) -> EngineBatch:
-    """Fill a batch in new memory; ``describe_row(row, number, item)`` is a note of the work's exceptions."""
+    """Fill a batch in new memory; ``describe_row(row, number, item)`` becomes a note of its exceptions."""
     size = layout.offsets[-1]
     arrays = layout.arrays(allocate_aligned(size), len(items)) if size else {}
     payloads: dict[int, object] = {}

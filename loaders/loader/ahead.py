@@ -1,4 +1,4 @@
-"""Providing a loader's shards before they are read: on this machine, or downloaded in order of use.
+"""Makes shards available before a loader needs them: reads them ahead, or downloads them in order of use.
 
 The workers read single records, which is very slow on a cold disk. Ahead of them, a thread requests ranges of
 whole megabytes, in the epoch's order of shards. It keeps few requests pending, since the workers' own reads
@@ -291,7 +291,7 @@ class EpochFeed(Owner):
 
     def __init__(self, shards: ShardFeed, uses: ShardUses) -> None:
         self._shards, self._uses = shards, uses
-        self._turns = uses.turns()[0]
+        self._boundaries = uses.boundaries()[0]
         self._has_begun = False
         self._in_flight: deque[tuple[frozenset[int], FileHold]] = deque()
         self._lock = threading.RLock()
@@ -316,7 +316,7 @@ class EpochFeed(Owner):
     def _release_step(self, step: int) -> None:
         """Release the shards of a batch; batches are filled in the order of their requests."""
         if self._release_first():  # otherwise another thread has closed the feed
-            steps = self._uses.firsts, self._turns
+            steps = self._uses.firsts, self._boundaries
             begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
             self._shards.record_use(begun, over)
 
@@ -401,8 +401,8 @@ class ShardFeed(Owner):
         is_whole = not start and not plan.passed
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         epochs = uses, self._uses(number + 1)
-        turns = np.concatenate([each.turns()[1] for each in epochs])
-        self._cache.announce(self._files.of(turns.tolist()))
+        by_boundary = np.concatenate([each.boundaries()[1] for each in epochs])
+        self._cache.announce(self._files.of(by_boundary.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.replace_files(self._files.of(begins.tolist()))
         self._begun, self._total = 0, len(uses.shards)
@@ -434,7 +434,7 @@ class ShardFeed(Owner):
             self._waited_first_s += waited if is_first else 0.0
 
     def record_use(self, begun: int, over: int) -> None:
-        """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""
+        """Record that the first ``begun`` shards are or were in use, and ``over`` boundaries are past."""
         self._begun = begun
         self._cache.record_position(over * self._files.per_shard)
         self._prefetcher.advance(begun * self._files.per_shard, over)

@@ -610,7 +610,7 @@ class ShardUses:
         shards: Records = self.shards[:begun][self.lasts[:begun] >= step]
         return shards
 
-    def turns(self) -> tuple[Records, Records]:
+    def boundaries(self) -> tuple[Records, Records]:
         """Return the steps, ascending, of every shard's first and last use, and the shards."""
         steps = np.concatenate([self.firsts, self.lasts])
         order = np.argsort(steps, kind="stable")
