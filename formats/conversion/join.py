@@ -353,7 +353,7 @@ def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
 
 
 HEADER_BYTES = 1 << 16
-KINDS = "biuf"  # of dtypes: bool, signed, unsigned, float
+DTYPE_KINDS = "biuf"  # of dtypes: bool, signed, unsigned, float
 
 
 def array_column(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
@@ -394,7 +394,7 @@ def _read_header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int
         raise ValueError(f"is a .npy file of the unknown version {version}")
     read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(head)
-    if dtype.kind not in KINDS or dtype.itemsize > 8:
+    if dtype.kind not in DTYPE_KINDS or dtype.itemsize > 8:
         raise ValueError(f"holds {dtype}; a column takes bool, int, uint and float of up to 64 bits")
     if not shape or (is_fortran and len(shape) > 1):
         raise ValueError("does not have rows in C order, as numpy.ascontiguousarray arranges them")

@@ -131,7 +131,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
 
 MOST_NAMED = 5  # classes in one line
 MOST_READ_AGAIN = 4  # how often an image may be read, before it is noted
-IN_PLAN = ("key", "label", "length")  # columns of the entries covered by the plan's digest
+PLAN_COLUMNS = ("key", "label", "length")  # columns of the entries covered by the plan's digest
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class PreparedSplit:
         plan, entries = self.plan, self.listing.entries
         times = hashlib.sha256()
         for rows in blocks(plan.order):
-            for column in (name for name in entries.dtype.names or () if name not in IN_PLAN):
+            for column in (name for name in entries.dtype.names or () if name not in PLAN_COLUMNS):
                 times.update(entries[column][rows].tobytes())
         writer = {"shardprep": version("shardprep"), **container(plan.options.container).library()}
         source = [[archive.state for archive in self.listing.archives], times.hexdigest()]

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from shardprep.formats.conversion.prepare import PreparedSplit  # start-up time of workers
 
 
-def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+def read_back(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """Read a shard back, compare its checksums, and return the records' offsets. Raises CorruptRecord."""
     offsets = np.zeros(len(crcs), np.uint64)
     with Shard(path, kind) as reader:
@@ -287,12 +287,12 @@ class ShardJob(Job[Any]):
         kind, crcs = self.options.container, rows["row"]["crc32c"]
         if name and not self.writes(name):
             sha256 = self.expected_sha256[name]
-            rows["row"]["offset"] = check_written(final, kind, crcs)
+            rows["row"]["offset"] = read_back(final, kind, crcs)
         elif name:
             with ThreadPoolExecutor(1) as disk:  # flush while this thread reads the file back
                 flushed = disk.submit(flush_file, built)
                 sha256 = hash_file(built)
-                rows["row"]["offset"] = check_written(built, kind, crcs)
+                rows["row"]["offset"] = read_back(built, kind, crcs)
                 flushed.result()
             if self.expected_sha256.get(name, sha256) != sha256:
                 libraries = container(kind).library().items()

@@ -17,7 +17,7 @@ from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, shard_ranges
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.exports.folders import Folders
-from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, JobFolders
+from shardprep.formats.exports.format import ExportFormat, ExportRecord, ExportSource, JobFolders
 from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
@@ -149,7 +149,7 @@ class _Export:
         """Plan an export. Raises UsageError, DataError and OSError before anything is written."""
         with Dataset(path) as dataset:
             index, manifest = dataset.index, dataset.manifest
-            source = Exportable(
+            source = ExportSource(
                 path=dataset.path,
                 root=manifest.root,
                 split=manifest.split,

@@ -15,9 +15,9 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
     ALL_SUFFIXES,
     SUFFIXES,
-    Exportable,
     ExportFormat,
     ExportRecord,
+    ExportSource,
     JobFolders,
     corners,
     digest_names,
@@ -52,7 +52,7 @@ class Folders(ExportFormat):
     overhead = 2048  # the mean unused part of a file's last block
     box_names = ("objects",)
 
-    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
         if not source.has_images:
             raise UsageError("has no images, so it cannot be exported to folders", path=source.path)

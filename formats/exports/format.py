@@ -61,7 +61,7 @@ def real_array(value: Any) -> npt.NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Exportable:
+class ExportSource:
     """A dataset's description, known before its records are read.
 
     ``has_labels`` is whether any record has a label, ``has_boxes`` whether there is a table of boxes.
@@ -107,7 +107,7 @@ class ExportFormat:
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 
-    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
         self.source = source
         for field in source.schema if source.has_boxes else ():
             if field.name.lower() in self.box_names:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
-    Exportable,
     ExportFormat,
     ExportRecord,
+    ExportSource,
     JobFolders,
     corners,
     publish_file,
@@ -26,7 +26,7 @@ from shardprep.formats.shards.read import FileEntry, Rows
 INDEX = "index.json"
 MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits
 BOXES, BOX_LABELS = "boxes", "box_labels"
-INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
+SUBSTITUTES = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
 """Substitutes for dtypes that MDS lacks; complex numbers get a last dimension of 2."""
 
 
@@ -46,7 +46,7 @@ class MDS(ExportFormat):
     unit_names = "shard.{number:05d}.mds"
     box_names = BOXES, BOX_LABELS
 
-    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
         columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
         if source.has_images:
@@ -110,8 +110,8 @@ class MDS(ExportFormat):
 def _mds_column(field: Field) -> MdsColumn:
     codec = field.codec
     if not isinstance(codec, ArrayCodec):
-        return MdsColumn(field.name, *OF_KIND[field.kind][:2])
-    element = INSTEAD.get(codec.element, codec.element)
+        return MdsColumn(field.name, *ENCODINGS[field.kind][:2])
+    element = SUBSTITUTES.get(codec.element, codec.element)
     sizes = (*codec.shape, 2) if codec.element.startswith("complex") else codec.shape
     size = np.dtype(element).itemsize
     if not sizes:
@@ -123,8 +123,8 @@ def _mds_column(field: Field) -> MdsColumn:
 
 
 def _encode(field: Field, value: Any) -> bytes:
-    if field.kind in OF_KIND:
-        return OF_KIND[field.kind][2](value)
+    if field.kind in ENCODINGS:
+        return ENCODINGS[field.kind][2](value)
     array = real_array(value)
     return _ndarray(array) if _mds_column(field).size is None else array.tobytes()
 
@@ -141,7 +141,7 @@ def _ndarray(array: npt.NDArray[Any]) -> bytes:
     return bytes([array.ndim << 2 | width]) + sizes.tobytes() + np.ascontiguousarray(array).tobytes()
 
 
-OF_KIND: dict[str, tuple[str, int | None, Callable[[Any], bytes]]] = {
+ENCODINGS: dict[str, tuple[str, int | None, Callable[[Any], bytes]]] = {
     "image": ("bytes", None, bytes),
     "bytes": ("bytes", None, bytes),
     "text": ("str", None, str.encode),

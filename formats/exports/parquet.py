@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 import numpy as np
 
 from shardprep.formats.exports.format import (
-    Exportable,
     ExportFormat,
     ExportRecord,
+    ExportSource,
     JobFolders,
     corners,
     publish_file,
@@ -29,7 +29,7 @@ from shardprep.formats.sources.parquet import import_arrow
 MOST_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20
 OBJECTS = "objects"
-TYPES = {"bytes": "binary", "text": "string", "json": "string", "int": "int64", "float": "float64"}
+ARROW_TYPES = {"bytes": "binary", "text": "string", "json": "string", "int": "int64", "float": "float64"}
 
 
 class Parquet(ExportFormat):
@@ -40,7 +40,7 @@ class Parquet(ExportFormat):
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
     box_names: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
-    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
         self.writer = f"1, pyarrow {import_arrow().__version__}"
 
@@ -103,7 +103,7 @@ def scalar_column(kind: str, classes: Sequence[str] = ()) -> ArrowColumn:
         return ArrowColumn(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), {"_type": "Image"})
     if kind == "label" and classes:
         return ArrowColumn(pa.int64(), {"names": list(classes), "_type": "ClassLabel"})
-    name = "int64" if kind == "label" else TYPES.get(kind, kind)
+    name = "int64" if kind == "label" else ARROW_TYPES.get(kind, kind)
     return ArrowColumn(pa.type_for_alias(name), {"dtype": name, "_type": "Value"})
 
 

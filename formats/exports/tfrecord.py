@@ -57,8 +57,8 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
 COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}
 SIDE_KEYS = {side: "image/object/bbox/" + side.replace("_", "") for side in SIDES}
-FLOATS = ("float16", "float32")
-RAW = ("float64", "uint64", "complex64", "complex128")
+FLOAT_DTYPES = ("float16", "float32")
+RAW_DTYPES = ("float64", "uint64", "complex64", "complex128")
 """Elements of arrays that no feature can hold; exported as little-endian bytes, for tf.io.decode_raw."""
 
 
@@ -125,9 +125,9 @@ def _column_features(field: Field, value: Any) -> Iterator[tuple[str, Feature]]:
             yield field.name, int_feature(value.tolist())
         case _:
             array = np.asarray(value)
-            if array.dtype.name in RAW:
+            if array.dtype.name in RAW_DTYPES:
                 yield field.name, bytes_feature(array.tobytes())
             else:
-                feature = float_feature if array.dtype.name in FLOATS else int_feature
+                feature = float_feature if array.dtype.name in FLOAT_DTYPES else int_feature
                 yield field.name, feature(array.ravel().tolist())
             yield f"{field.name}/shape", int_feature(array.shape)

@@ -12,9 +12,9 @@ import numpy as np
 
 from shardprep.formats.exports.format import (
     SUFFIXES,
-    Exportable,
     ExportFormat,
     ExportRecord,
+    ExportSource,
     corners,
     digest_names,
     encode_stem,
@@ -66,7 +66,7 @@ class WebDatasetTars(ExportFormat):
     unit_names = "{split}-{number:06d}.tar"
     box_names = ("boxes",)
 
-    def __init__(self, source: Exportable, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
         super().__init__(source, index, done)
         members = source.has_images + len(source.schema) + source.has_labels + source.has_boxes
         self.overhead = BLOCK * (members + source.has_labels)  # headers, and the block of a label

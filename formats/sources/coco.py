@@ -36,7 +36,7 @@ from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
-BESIDE = "_annotations.coco.json"
+ROBOFLOW_FILE = "_annotations.coco.json"
 LISTS = {"categories": "name", "images": "file_name", "annotations": "image_id"}
 """The lists in an instances file, and a name that each of their objects has."""
 COLUMNS = (
@@ -85,13 +85,13 @@ def recognise_coco(path: Path, split: str | None, options: SourceOptions) -> Coc
         by_split[name] = CocoSplit(instances, images)
     if not by_split:  # beside the images, as from Roboflow
         folders = {name: path / folder for name, folder in split_folders(path).items()}
-        if not any((folder / BESIDE).is_file() for folder in folders.values()):
+        if not any((folder / ROBOFLOW_FILE).is_file() for folder in folders.values()):
             folders = {split or "train": path}
-        splits = {name: CocoSplit(folder / BESIDE, folder) for name, folder in folders.items()}
+        splits = {name: CocoSplit(folder / ROBOFLOW_FILE, folder) for name, folder in folders.items()}
         by_split = {name: coco for name, coco in splits.items() if coco.instances.is_file()}
         if by_split and (without := splits.keys() - by_split.keys()):
             raise UsageError(
-                f"lacks {BESIDE}, which other splits have; add it, or move the folder away",
+                f"lacks {ROBOFLOW_FILE}, which other splits have; add it, or move the folder away",
                 path=folders[min(without, key=SPLITS.index)],
             )
     return CocoFolder(path, by_split, options) if by_split else None
@@ -107,7 +107,7 @@ class CocoFolder(Source):
     """
 
     LAYOUT = "coco"
-    TAKES = ("coco",)
+    OPTIONS = ("coco",)
 
     root: Path
     by_split: Mapping[str, CocoSplit]
@@ -170,7 +170,7 @@ def refuse_coco_file(path: Path) -> None:
 
 def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:
     """Return the image folder of an instances file, which may be ``alone`` in the source at ``path``."""
-    if instances.name == BESIDE:
+    if instances.name == ROBOFLOW_FILE:
         return instances.parent
     images, name = path / "images", _base_name(instances)
     folders = (path / name, images / name, *([images] if alone else []))

@@ -46,9 +46,9 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import CSV_SUFFIXES, JSON_SUFFIXES
 from shardprep.formats.sources.tar import (
-    CopiedFiles,
     Member,
     TarReader,
+    TemporaryCopies,
     describe_archive,
     find_remote_files,
     open_archive,
@@ -81,7 +81,7 @@ class Ilsvrc(Source):
     annotations: Path | None = None
     check_md5: bool = False
     url: str = ""
-    copies: CopiedFiles | None = field(default=None, compare=False, repr=False)
+    copies: TemporaryCopies | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def annotation_files(self) -> AnnotationFiles:
@@ -208,7 +208,7 @@ _SIDE_FILES = (  # small files to read, and to request from a web server
     "ILSVRC2012_bbox_train_v2.tar.gz",
     "ILSVRC2012_bbox_val_v3.tgz",
 )
-_MEMBERS = {
+_MEMBER_NAMES = {
     "train": re.compile(r"(n\d{8})\.tar", re.ASCII),
     "val": re.compile(r"(ILSVRC2012_val_\d{8})\.(?:JPEG|jpeg|jpg)", re.ASCII),
     "test": re.compile(r"(?:test/)?(ILSVRC2012_test_\d{8})\.(?:JPEG|jpeg|jpg)", re.ASCII),
@@ -236,7 +236,7 @@ def recognise_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     """Return the source of one archive, whose first member tells the split; None for other archives."""
     with ArchiveFile(path) as archive:
         first = next(walk_tar(archive.read_at, archive=str(path), end=archive.end), None)
-    splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
+    splits = [split for split, names in _MEMBER_NAMES.items() if first and names.fullmatch(first.name)]
     by_split = {split: PackedImages(path, split) for split in splits}
     return Ilsvrc(by_split=by_split, annotations=path.parent, check_md5=check_md5) if by_split else None
 
@@ -256,7 +256,7 @@ def find_remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
             "these are read from a URL, which must be that of their folder",
             path=place.url,
         )
-    copies = CopiedFiles(
+    copies = TemporaryCopies(
         file for name, file in files.items() if any(fnmatchcase(name, each) for each in _SIDE_FILES)
     )
     return Ilsvrc(by_split=tars, annotations=copies.folder, check_md5=check_md5, copies=copies, url=place.url)
@@ -336,7 +336,7 @@ def _walk_members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Membe
     elif split != "train":  # its class tars are read concurrently instead
         read_at = prefetch_headers(archive)
     for member in walk_tar(read_at, archive=str(archive.path), end=archive.end):
-        match = _MEMBERS[split].fullmatch(member.name)
+        match = _MEMBER_NAMES[split].fullmatch(member.name)
         if match is None:
             raise _unexpected_member(member, str(archive.path))
         yield match[1], member

@@ -110,7 +110,7 @@ class TableSource(Source):
     for all. All tables have the same columns.
     """
 
-    TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
     is_list: ClassVar[bool] = False
 
     root: Path
@@ -164,7 +164,7 @@ class TableSource(Source):
             problems=listed.problems,
             ignored=dict(images.ignored),
             notes=notes,
-            options=self.source_options.kept(*kept, *TableSource.TAKES),
+            options=self.source_options.kept(*kept, *TableSource.OPTIONS),
             schema=Schema(listed.fields.values()),
         )
 
@@ -328,7 +328,7 @@ class LabelledList(TableSource):
     """
 
     LAYOUT = "image-list"
-    TAKES = ("root", *TableSource.TAKES)
+    OPTIONS = ("root", *TableSource.OPTIONS)
     is_list = True
 
     @property

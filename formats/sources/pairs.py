@@ -45,7 +45,7 @@ _IMAGES = re.compile(rf"\b({'|'.join(IMAGE_FOLDERS)}|inputs?|originals?)\b")
 _PARTNERS = re.compile(
     r"\b(masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground ?truths?|targets?)\b"
 )
-OUTSIDE = "images beside the folders"
+IMAGES_BESIDE = "images beside the folders"
 
 
 def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ class PairedFolders(Source):
     """Images below folders, each with a partner in every pair whose path differs only in its extension."""
 
     LAYOUT = "paired-folders"
-    TAKES = ("pairs",)
+    OPTIONS = ("pairs",)
 
     root: Path
     by_split: Mapping[str, PairedSplit]
@@ -193,7 +193,7 @@ class PairedFolders(Source):
         for parent, split in parents.items():
             if parent != self.root.parent:
                 names = (each.name.lower() for each in parent.iterdir() if each.is_file())
-                by_split[split][1].update(OUTSIDE for name in names if name.endswith(IMAGE_SUFFIXES))
+                by_split[split][1].update(IMAGES_BESIDE for name in names if name.endswith(IMAGE_SUFFIXES))
         return labels, problems, by_split
 
 

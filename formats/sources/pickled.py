@@ -129,11 +129,11 @@ def unpack(window: ByteWindow) -> Any:
         left -= 1
         if left < 0 or depth > MOST_LEVELS:
             raise ValueError(f"it has more than {MOST_PARTS} items, or more than {MOST_LEVELS} levels")
-        code = cursor.number(">B")
+        code = cursor.read_number(">B")
         if code not in _MSGPACK:
             raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {cursor.at - 1})")
         kind, size = _MSGPACK[code]
-        length = cursor.number(f">{size}") if isinstance(size, str) else size
+        length = cursor.read_number(f">{size}") if isinstance(size, str) else size
         match kind:
             case "text":
                 return Text(cursor.skip(length), length)
@@ -288,7 +288,7 @@ def unpickle(window: ByteWindow) -> Any:
 
     def step(code: str) -> None:
         kind, stored = _OPCODES.get(code, (code, None))
-        argument = cursor.number(stored) if isinstance(stored, str) else stored
+        argument = cursor.read_number(stored) if isinstance(stored, str) else stored
         match kind:
             case "number":
                 stack.append(argument)

@@ -207,9 +207,9 @@ class HeldOutVal(Source):
         return is_val
 
 
-LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
-VALUES = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
-_FOR_ALL = ("follow_symlinks", "skip_non_images", "val_fraction")  # options for every source
+RECORD_LAYOUTS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
+VALUE_EXTENSIONS = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
+_COMMON_OPTIONS = ("follow_symlinks", "skip_non_images", "val_fraction")  # options for every source
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
@@ -288,7 +288,7 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
         is_tar = b"ustar" in block and b"\0" in block  # a list may have a class mustard
         tar = recognise_tar(path, check_md5=check_md5) if is_tar else None
         source = tar or recognise_tensorpack(*defaulted) or recognise_list(*arguments)
-    if source := source or recognise_webdataset(*arguments, single=VALUES):
+    if source := source or recognise_webdataset(*arguments, single=VALUE_EXTENSIONS):
         return source
     is_empty = is_folder and not any(path.iterdir())
     raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
@@ -296,7 +296,7 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
 
 def _refuse_other_options(options: SourceOptions, source: Source) -> None:
     used = options.kept(*(each.name for each in fields(options)))
-    refused = [name for name in used if name not in (*_FOR_ALL, *source.TAKES)]
+    refused = [name for name in used if name not in (*_COMMON_OPTIONS, *source.OPTIONS)]
     if refused:
         names = {"columns": "--column", "pairs": "--pair"}
         flags = [names.get(name, f"--{name.replace('_', '-')}") for name in refused]

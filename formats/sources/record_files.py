@@ -93,7 +93,7 @@ class Cursor:
         start = self.skip(length)
         return self.window.take(start, self.at)
 
-    def number(self, layout: str) -> Any:
+    def read_number(self, layout: str) -> Any:
         """Read the next number in a ``struct`` layout."""
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
@@ -317,7 +317,7 @@ class RecordSource(Source):
     ``layout`` tells the format's ``CONTENTS`` and reader which parts of a record are its image and its label.
     """
 
-    TAKES = ("image_column", "label_column")
+    OPTIONS = ("image_column", "label_column")
     CONTENTS: ClassVar[type[RecordContents]]
 
     files: SplitFiles
@@ -362,7 +362,7 @@ class RecordSource(Source):
             problems=contents.problems,
             ignored=dict(self.files.ignored) if split == self.splits[0] else {},
             notes=label_note(contents.schema, contents.entries, self.source_options),
-            options=self.source_options.kept("follow_symlinks", *self.TAKES) | contents.options,
+            options=self.source_options.kept("follow_symlinks", *self.OPTIONS) | contents.options,
             schema=contents.schema,
             has_images=contents.has_images,
             random_read_bytes=contents.random_read_bytes,

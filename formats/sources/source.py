@@ -305,13 +305,13 @@ def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -
 
 
 class Source(ABC):
-    """A dataset to convert; ``TAKES`` names the options it accepts that not every source does.
+    """A dataset to convert; ``OPTIONS`` names the options it accepts that not every source does.
 
     ``by_split`` has what each split consists of; ``progress`` receives the progress of a survey.
     """
 
     LAYOUT: ClassVar[str] = ""
-    TAKES: ClassVar[tuple[str, ...]] = ()
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
     by_split: Mapping[str, Any]
     progress: Progress = NoProgress()
 

@@ -301,7 +301,7 @@ def _kind_of_value(cell: Any) -> str:
 CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES, ".json")
 _DELIMITERS = ",;\t"
-_QUOTE = (
+_CSV_ADVICE = (
     "quote values, double the quotes in them, end lines with a line feed, and write values of more than 131,072 "
     "characters to JSON Lines"
 )
@@ -391,7 +391,7 @@ class TableForm:
                 cells = next(rows, None)
             except csv.Error as error:
                 raise ValueError(
-                    f"the row that begins in line {line} is not CSV ({error}); {_QUOTE}"
+                    f"the row that begins in line {line} is not CSV ({error}); {_CSV_ADVICE}"
                 ) from error
             if cells is None:
                 return
@@ -433,7 +433,7 @@ def _parse_csv(text: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
     except csv.Error as error:
-        raise ValueError(f"is not CSV ({error}); {_QUOTE}") from error
+        raise ValueError(f"is not CSV ({error}); {_CSV_ADVICE}") from error
 
 
 def _parse_object(text: str) -> Mapping[str, Any]:

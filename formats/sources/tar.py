@@ -351,7 +351,7 @@ async def _find_files(folder: RemoteFolder, names: Sequence[str]) -> dict[str, S
     return {name: file for name, file in zip(names, files, strict=True) if file is not None}
 
 
-class CopiedFiles(Owner):
+class TemporaryCopies(Owner):
     """A temporary folder with copies of files, which is removed when nothing refers to this object.
 
     Raises SourceDamaged for a file that has changed, RemoteFailed, OSError.

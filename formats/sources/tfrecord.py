@@ -350,7 +350,7 @@ def _single_value(values: Sequence[T]) -> T:
     return value
 
 
-_READ: Mapping[str, Callable[[Feature], Any]] = {
+_DECODERS: Mapping[str, Callable[[Feature], Any]] = {
     "bytes": lambda feature: _single_value(feature.byte_values()),
     "json": lambda feature: list(map(TextCodec().decode, feature.byte_values())),
     "int": lambda feature: _single_value(feature.integers().tolist()),
@@ -381,7 +381,7 @@ class ExampleReader(FilesReader):
         return features, {column_name(name): features[name] for name in names}
 
     def value(self, column: Field, record: Example, entry: np.void) -> Any:
-        return _READ[column.kind](record[1].get(column.name, UNSET))
+        return _DECODERS[column.kind](record[1].get(column.name, UNSET))
 
 
 class ExampleContents(RecordContents):

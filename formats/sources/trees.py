@@ -213,7 +213,7 @@ def refuse_links(top: Path, path: Path) -> None:
 
 
 # of a file that is gone, behind a link, a folder or a fifo
-_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE)
+_CHANGED_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE)
 IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
 """The columns of a TreeReader where an entry's length includes the bytes of its values."""
 
@@ -246,7 +246,7 @@ class TreeReader(ResourceReader[Descriptor]):
                 raise SourceDamaged(CHANGED, path=self.location_of(entry))
             return data
         except OSError as error:
-            if error.errno in _CHANGED:
+            if error.errno in _CHANGED_ERRNOS:
                 raise SourceDamaged(CHANGED, path=self.location_of(entry)) from error
             raise OSError(error.errno, error.strerror, self.location_of(entry)) from error
         finally:

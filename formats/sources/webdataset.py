@@ -36,9 +36,9 @@ MAX_SMALL = 4096  # bytes of a label or a class name
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
-_OF_MACOS = ("._", ".DS_Store")  # names of metadata that its tar adds to each file and folder
+_MACOS_NAMES = ("._", ".DS_Store")  # names of metadata that its tar adds to each file and folder
 _KINDS = {"txt": "text", "json": "json"}
-_NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # floats as Python writes them into a ``.json``
+_NON_FINITE = (b"NaN", b"Infinity", b"-Infinity")  # floats as Python writes them into a ``.json``
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read_samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     sample = None
     for member in walk_tar(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
         end = member.offset + -(-member.size // BLOCK) * BLOCK
-        if member.name.rpartition("/")[2].startswith(_OF_MACOS):
+        if member.name.rpartition("/")[2].startswith(_MACOS_NAMES):
             start = end
             continue
         match = _NAME.fullmatch(member.name)
@@ -221,7 +221,7 @@ class ShardContents(RecordContents):
                 self._parts |= parts
                 for part in (part for part in parts if part.rpartition(".")[2] == "json"):
                     member = sample.parts[part]  # read only if it may be a float that JSON lacks
-                    if member.size in map(len, _NO_JSON) and read_member(file, member) in _NO_JSON:
+                    if member.size in map(len, _NON_FINITE) and read_member(file, member) in _NON_FINITE:
                         self._floats.add(part)
             if len(self._parts) > MAX_COLUMNS:
                 raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)

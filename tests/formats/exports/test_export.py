@@ -21,7 +21,7 @@ from shardprep.formats import export, open_dataset, read_manifest, write_dataset
 from shardprep.formats.errors import CorruptRecord, DataError, NoSpace, PlanMismatch, UsageError
 from shardprep.formats.exports.export import FORMATS, MARKER
 from shardprep.formats.exports.folders import Folders
-from shardprep.formats.exports.format import Exportable, ExportFormat
+from shardprep.formats.exports.format import ExportFormat, ExportSource
 from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.webdataset import WebDatasetTars
@@ -352,8 +352,8 @@ KEYS = st.lists(LETTERS, min_size=1, max_size=5).map("".join)
 CLASSES = ("A", "a", "a.jpg", "b")
 
 
-def source(classes: tuple[str, ...] = CLASSES) -> Exportable:
-    return Exportable(
+def source(classes: tuple[str, ...] = CLASSES) -> ExportSource:
+    return ExportSource(
         path=Path("with_columns"), root="sha256:0", split="train", labels=LabelSpace.of(classes), schema=Schema(),
         has_images=True, has_labels=True, has_boxes=False,
     )  # fmt: skip
