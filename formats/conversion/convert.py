@@ -211,8 +211,8 @@ def convert_prepared(
                     work_folder.discard(OUTPUT_FILES)
     done = []
     for split in prepared:
-        kept = partial(describe_finished, split.output, [shard.name for shard in split.shards])
-        with add_resume_note(kept, restarted=restart):
+        describe = partial(describe_finished, split.output, [shard.name for shard in split.shards])
+        with add_resume_note(describe, restarted=restart):
             done.append(convert_one(split))
     return done
 

@@ -300,8 +300,8 @@ def _build(
     fields = [column.field.to_json() for column in columns]
     guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
     listed = {file.name: file for file in manifest.column_files}
-    begun = work_folder.folder / PLAN_NAME
-    if not begun.exists() or begun.read_bytes() != canonical_json(guard):
+    plan = work_folder.folder / PLAN_NAME
+    if not plan.exists() or plan.read_bytes() != canonical_json(guard):
         remove_unlisted_columns(output, {file.name for file in manifest.files})
         work_folder.clear()  # also the commits of a killed repair
     work_folder.claim(guard)
@@ -347,8 +347,8 @@ def _build(
 def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
     """Whether the work folder has an unfinished join to this dataset. Raises OSError."""
     with suppress(FileNotFoundError, ValueError):
-        begun = parse_canonical_json((work_folder.folder / PLAN_NAME).read_bytes())
-        return isinstance(begun, dict) and begun.get(JOINED_TO) == manifest.root
+        plan = parse_canonical_json((work_folder.folder / PLAN_NAME).read_bytes())
+        return isinstance(plan, dict) and plan.get(JOINED_TO) == manifest.root
     return False
 
 

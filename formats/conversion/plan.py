@@ -75,9 +75,9 @@ class PlanOptions:
     def __post_init__(self) -> None:
         orders = (ARCHIVE_ORDER,) if self.container == IN_PLACE else (*ORDERS, *ITEM_ORDERS)
         choices = {"container": ALL_CONTAINERS, "order": orders, "on_bad_image": BAD_IMAGE_POLICIES}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         numbers = {"shard_size": check_int(self.shard_size, "the shard size", least=1)}
         if numbers["shard_size"] > 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")

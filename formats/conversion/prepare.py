@@ -223,12 +223,12 @@ class PreparedSplit:
         what, plan = "items" if self.listing.layout == LAYOUT else "images", self.plan
         if manifest.version != FORMAT_VERSION:
             plan = make_plan(self.listing, plan.options, version=manifest.version)
-        begun = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
+        before = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = plan.options.to_json() | {"on_bad_image": policy, what: plan.digests.get(policy)}
-        if what == "images" and begun[what] != now[what]:
-            begun |= SourceOptions.of_manifest(manifest.source).kept()
+        if what == "images" and before[what] != now[what]:
+            before |= SourceOptions.of_manifest(manifest.source).kept()
             now |= self.listing.options
-        if differing := describe_differences(begun, now):
+        if differing := describe_differences(before, now):
             raise PlanMismatch(
                 f"holds a finished dataset: {differing}; choose another folder, or remove this one",
                 path=place,
@@ -243,11 +243,11 @@ class PreparedSplit:
                 times.update(entries[column][rows].tobytes())
         writer = {"shardprep": version("shardprep"), **container(plan.options.container).library()}
         source = [[archive.state for archive in self.listing.archives], times.hexdigest()]
-        given = dict(self.listing.options)
+        source_options = dict(self.listing.options)
         parts: dict[str, object] = {"source": source, "images": plan.work_digest}
         if self.listing.layout == LAYOUT:  # what describes the items is not a user's option
-            given, parts = {}, {"items": sha256_of([given, *parts.values()])}
-        options = plan.options.to_json() | given
+            source_options, parts = {}, {"items": sha256_of([source_options, *parts.values()])}
+        options = plan.options.to_json() | source_options
         del options["on_bad_image"]  # it does not affect finished shards
         parts |= {
             "split": self.listing.split,
@@ -287,8 +287,8 @@ class Conversion:
         self.source_options = source_options or SourceOptions()
         forms = {"plan_options": PlanOptions, "options": ConvertOptions, "source_options": SourceOptions}
         for name, form in forms.items():
-            if not isinstance(given := getattr(self, name), form):
-                raise UsageError(f"{name} must be a {form.__name__}, or None, not {given!r}")
+            if not isinstance(value := getattr(self, name), form):
+                raise UsageError(f"{name} must be a {form.__name__}, or None, not {value!r}")
         self.part = part
         self.kept_shards = kept_shards
         if part and not 1 <= part[0] <= part[1]:
@@ -392,8 +392,8 @@ class Conversion:
         with problems.collect():
             needed = {}
             for each in (split for split in prepared if not split.is_finished):
-                kept = len(each.shards) if self.kept_shards is None else self.kept_shards
-                largest = nlargest(kept, each.shards, key=lambda shard: shard.size)
+                count = len(each.shards) if self.kept_shards is None else self.kept_shards
+                largest = nlargest(count, each.shards, key=lambda shard: shard.size)
                 needed[each.output] = each.bytes_to_write(largest)
             if self.kept_shards is not None:  # one split after the other, each removed at its end
                 needed = dict(nlargest(1, needed.items(), key=itemgetter(1)))

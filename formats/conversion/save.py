@@ -240,8 +240,8 @@ def _jobs(
         return
     jobs = list(shard_jobs(prepared.plan, prepared.shards, work_folder))
     numbers = [[] if read_trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
-    wanted = list(chain.from_iterable(numbers))
-    items = map(coder.encode, wanted, source.pick(iter(wanted)))
+    missing = list(chain.from_iterable(numbers))
+    items = map(coder.encode, missing, source.pick(iter(missing)))
     for job, own in zip(jobs, numbers, strict=True):
         yield with_items(job, list(islice(items, len(own))), own) if own else job
 

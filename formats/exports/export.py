@@ -196,8 +196,8 @@ class _Export:
             remove_leftover(self.output)
         else:
             names = [unit.name for unit in self.units]
-            kept = add_resume_note(lambda: describe_finished(self.output, names))
-            with kept, WorkFolder(self.output) as work_folder:
+            resume_note = add_resume_note(lambda: describe_finished(self.output, names))
+            with resume_note, WorkFolder(self.output) as work_folder:
                 marker = self._build(work_folder, {} if self.format.has_parts else intact, runner)
         return Exported(
             path=self.output,
@@ -215,15 +215,15 @@ class _Export:
         work_folder.claim(self._guard, work="export")
         # absolute: a job may run in a process with another working directory
         folders = JobFolders(*map(Path.absolute, (self.output, work_folder.folder, work_folder.run)))
-        wanted = [unit for unit in self.units if unit.name not in intact]
+        to_build = [unit for unit in self.units if unit.name not in intact]
         done = finished_shards(self.output)
         if kept := describe_finished(self.output, [unit.name for unit in self.units]):
             runner.progress.note(f"{kept} already")
         dataset = self.dataset.absolute()
-        jobs = (_Job(dataset, self.format, folders, unit, self._names(unit)) for unit in wanted)
-        built = runner.run(f"export {self.manifest.split}", jobs, folders.run, wanted, done)
-        made = dict(intact) | {unit.name: unit for unit in built}
-        units = tuple(made[unit.name] for unit in self.units)
+        jobs = (_Job(dataset, self.format, folders, unit, self._names(unit)) for unit in to_build)
+        built = runner.run(f"export {self.manifest.split}", jobs, folders.run, to_build, done)
+        entries = dict(intact) | {unit.name: unit for unit in built}
+        units = tuple(entries[unit.name] for unit in self.units)
         index_files = tuple(self.format.finish(units, folders))
         value = {
             "format": "shardprep-export",

@@ -209,5 +209,5 @@ def digest_names(names: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 
 def find_repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
-    found, counts = np.unique(numbers, return_counts=True)
-    return frozenset(found[counts > 1].tolist())
+    values, counts = np.unique(numbers, return_counts=True)
+    return frozenset(values[counts > 1].tolist())

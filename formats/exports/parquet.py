@@ -128,12 +128,12 @@ def arrow_column(field: Field) -> ArrowColumn:
 def _nest_arrays(values: list[Any]) -> Any:
     """Return NumPy arrays of equal dimensionality as an array of nested lists, without Python numbers."""
     pa, arrays = import_arrow(), [real_array(value) for value in values]
-    made = pa.array(np.concatenate([array.ravel() for array in arrays]))
+    nested = pa.array(np.concatenate([array.ravel() for array in arrays]))
     for axis in reversed(range(arrays[0].ndim)):
         counts = [math.prod(array.shape[:axis]) for array in arrays]
         lengths = np.repeat([array.shape[axis] for array in arrays], counts)
-        made = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), made)
-    return made
+        nested = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), nested)
+    return nested
 
 
 def _row_groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:

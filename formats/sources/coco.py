@@ -123,30 +123,30 @@ class CocoFolder(Source):
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         coco, options = self.by_split[split], self.source_options
-        found = CocoInstances(coco, follow_symlinks=options.follow_symlinks)
+        parsed = CocoInstances(coco, follow_symlinks=options.follow_symlinks)
         for other, categories in self._categories.items():
-            if categories != found.categories:
+            if categories != parsed.categories:
                 raise LabelConflict(
                     f"has different categories from {self.by_split[other].instances.name} of {other}, so a "
                     "number would mean another class; give all files the same categories",
                     path=coco.instances,
                 )
-        self._categories[split] = found.categories
-        classes = Field("objects", "labels", tuple(found.categories.values()))
+        self._categories[split] = parsed.categories
+        classes = Field("objects", "labels", tuple(parsed.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(coco.images, options.follow_symlinks, IMAGE_COLUMNS)
-        ids, missing = tuple(found.categories), [*found.missing.values()]
+        ids, missing = tuple(parsed.categories), [*parsed.missing.values()]
         return Listing(
             split,
             self.LAYOUT,
-            found.entries,
+            parsed.entries,
             LabelSpace.of(()),
-            CocoReader(images, coco.instances, found.identity, schema, ids, found.images, found.places),
+            CocoReader(images, coco.instances, parsed.identity, schema, ids, parsed.images, parsed.places),
             archives=(describe_archive(coco.instances),),
-            expected=len(found.entries) + len(missing),
+            expected=len(parsed.entries) + len(missing),
             shortfall=f"{count_of(len(missing), 'file')} missing, first {missing[0]}" if missing else "",
-            problems=found.problems,
-            ignored=dict(found.ignored),
+            problems=parsed.problems,
+            ignored=dict(parsed.ignored),
             notes=other_folders_note(self.root, self.folders),
             options=options.kept("follow_symlinks", "coco"),
             schema=schema,
@@ -307,8 +307,8 @@ class CocoReader(ImagesAndFile):
     annotations: npt.NDArray[np.int64]
 
     def restrict_to(self, entries: Entries) -> CocoReader:
-        wanted = np.isin(self.image_of, entries["offset"])
-        return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
+        is_wanted = np.isin(self.image_of, entries["offset"])
+        return replace(self, image_of=self.image_of[is_wanted], annotations=self.annotations[is_wanted])
 
     def read(self, entry: np.void) -> bytes:
         image = super().read(entry)

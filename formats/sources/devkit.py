@@ -221,11 +221,11 @@ class GroundTruth:
             by_file["its folder"] = self.space.label_of[folder]
         label, *others = {*by_file.values()}
         if label is None or others:
-            every = ", ".join(
+            claims = ", ".join(
                 f"{name} says " + ("nothing" if said is None else f"{self.space.classes[said].name} ({said})")
                 for name, said in by_file.items()
             )
-            raise LabelConflict(f"{every}; remove the wrong one", key=image)
+            raise LabelConflict(f"{claims}; remove the wrong one", key=image)
         return label
 
 

@@ -100,15 +100,15 @@ class Ilsvrc(Source):
     @property
     def description(self) -> str:
         layouts = {split: self.by_split[split].layout for split in self.splits}
-        found = ", ".join(f"{split} of {layout}" for split, layout in layouts.items())
+        text = ", ".join(f"{split} of {layout}" for split, layout in layouts.items())
         if len({*layouts.values()}) == 1:
-            found = f"{layouts[self.splits[0]]}: {', '.join(layouts)}"
-        return f"{found}{' with devkit' * bool(self.annotation_files.devkit)} ({count_of(len(self.labels), 'class')})"
+            text = f"{layouts[self.splits[0]]}: {', '.join(layouts)}"
+        return f"{text}{' with devkit' * bool(self.annotation_files.devkit)} ({count_of(len(self.labels), 'class')})"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        found = (each.folders for each in self.by_split.values() if isinstance(each, FolderImages))
-        return tuple(dict.fromkeys(folder for folders in found for folder in folders))
+        images = (each for each in self.by_split.values() if isinstance(each, FolderImages))
+        return tuple(dict.fromkeys(folder for each in images for folder in each.folders))
 
     def list_split(self, split: str, known_entries: Entries | None) -> Listing:
         images = self.by_split[split]
@@ -169,9 +169,9 @@ class Ilsvrc(Source):
             return ", ".join(wrong[:MOST_NAMED] + more)
         named = self.truth.images if split == "val" else []
         official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
-        there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
-        wanted = named if len(named) == expected else official
-        missing = next((image for image in wanted if image not in there), None)
+        stems = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
+        candidates = named if len(named) == expected else official
+        missing = next((image for image in candidates if image not in stems), None)
         return f"{missing} is missing" if missing else ""
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
@@ -520,11 +520,11 @@ class FolderImages:
         siblings = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
         tables = [name for name in siblings if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
         if tables or len(names) == 1:
-            known = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
+            statement = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
             list_it = "another file has the labels, convert a list of paths and labels"
             if tables:
                 list_it = f"{' or '.join(tables[:MOST_NAMED])} has the labels, convert that file, with --root"
-            yield f"{known}; if {list_it}"
+            yield f"{statement}; if {list_it}"
         if all(map(str.isdecimal, names)) and (in_order := sorted(names, key=int)) != names:
             label = next(label for label, name in enumerate(names) if name != in_order[label])
             yield (

@@ -171,8 +171,8 @@ class Classes:
         words.encode()
         if label == UNLABELLED:
             raise ValueError(f"its label {label} means unlabelled, but it has the class name {words!r}")
-        if (known := self._words.setdefault(label, words)) != words:
-            raise ValueError(f"its label {label} is named {words!r} here and {known!r} elsewhere")
+        if (first := self._words.setdefault(label, words)) != words:
+            raise ValueError(f"its label {label} is named {words!r} here and {first!r} elsewhere")
 
     def add_text(self, text: str | bytes) -> int:
         """Add a label that is a name or a number, "" for none. Raises ValueError for an invalid one."""

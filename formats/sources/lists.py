@@ -144,7 +144,7 @@ class TableSource(Source):
         reader: ByteReader = files
         if listed.fields:
             reader = RowReader(files, table.file.path, table.file.identity, table.form, listed.fields)
-        kept = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
+        names = ("follow_symlinks", "skip_non_images") if self.is_list else ("follow_symlinks",)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
         used = {table.path_column, table.label_column, table.split_column, *table.kinds, ""}
         if unused := ", ".join(name for name in table.column_names if name not in used):
@@ -164,7 +164,7 @@ class TableSource(Source):
             problems=listed.problems,
             ignored=dict(images.ignored),
             notes=notes,
-            options=self.source_options.kept(*kept, *TableSource.OPTIONS),
+            options=self.source_options.kept(*names, *TableSource.OPTIONS),
             schema=Schema(listed.fields.values()),
         )
 
@@ -359,10 +359,10 @@ class LabelledList(TableSource):
         used = {path, label, *(choice.origin for choice in choices)}
         split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
         kinds = column_kinds(names, choices, (), typed=is_json) if choices else {}
-        taken = tuple(dict.fromkeys(name for name in (path, label, split, *kinds) if name))
-        if twice := next((name for name in taken if names.count(name) > 1), None):
+        used_names = tuple(dict.fromkeys(name for name in (path, label, split, *kinds) if name))
+        if twice := next((name for name in used_names if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
-        form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
+        form = TableForm(used_names if is_json else names, form.delimiter, is_open=is_json)
         return ImageTable(file, form, path, label, split, kinds, dict.fromkeys(names))
 
     def locate(self, table: ImageTable, row: TableRow) -> tuple[str, str, str]:
@@ -396,8 +396,8 @@ def _choose_column(
     column = find_column(names, known) if wanted is None else wanted
     if not column or column not in names:  # a header may be empty
         looked_for = f"{known[0]!r} or the like" if wanted is None else repr(wanted)
-        there = ", ".join(names)[:200]
-        raise UsageError(f"has no column {looked_for}; choose one with {option}: {there}", path=file.path)
+        available = ", ".join(names)[:200]
+        raise UsageError(f"has no column {looked_for}; choose one with {option}: {available}", path=file.path)
     return column
 
 

@@ -233,16 +233,16 @@ def detect_layout(
     if options.image_column is not None:
         image = _choose(kinds, options.image_column, "--image-column", fit, "images are bytes")
     else:
-        known = [name for name in _IMAGES if name in fit]
-        image = next(iter((*known, *images)), "") or guess_image(fit, first)
+        named = [name for name in _IMAGES if name in fit]
+        image = next(iter((*named, *images)), "") or guess_image(fit, first)
     integers = [name for name in names if kinds[name] in _INTEGERS]
     if options.label_column is not None:
         texts = [name for name in names if kinds[name] in (*_TEXT, *_BINARY) and name != image]
         fit, needs = [*integers, *texts], "labels are integers or text"
         label = _choose(kinds, options.label_column, "--label-column", fit, needs)
     else:
-        known = [name for name in _LABELS if name in (*integers, *classes)]
-        label = next(iter((*known, *classes)), "") or guess_label(integers, first)
+        named = [name for name in _LABELS if name in (*integers, *classes)]
+        label = next(iter((*named, *classes)), "") or guess_label(integers, first)
     return RowLayout(
         image=image,
         in_struct=image in images,
@@ -395,8 +395,8 @@ class RowContents(RecordContents):
         self.random_read_bytes += rows * in_memory
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
         lengths = sizes + max(0, (in_memory if is_shared else encoded) - in_images) // max(1, rows)
-        every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
-        for row, (label, has_bytes, image, length) in enumerate(every, first):
+        values = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
+        for row, (label, has_bytes, image, length) in enumerate(values, first):
             place = f"{path}, row {row}"
             with self.problems.collect("row"), errors_as_damage(place, "write the file again"):
                 if not has_bytes and image:
@@ -443,14 +443,14 @@ class ParquetRows(RecordSource):
                 path = self.files.top / name
                 with problems.collect():
                     try:
-                        found, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _read_metadata, path)
+                        own, nulls = pool.call_within(METADATA_TIMEOUT_S, None, _read_metadata, path)
                     except ChildDied as error:
                         crashed = f"has damaged metadata, on which pyarrow crashes with {error.signal}"
                         raise SourceDamaged(f"{crashed}; write it again", path=path) from error
                     nullable |= nulls
                     if schema is None:
-                        schema, first = found, name
-                    elif not schema.equals(found, check_metadata=True):
+                        schema, first = own, name
+                    elif not schema.equals(own, check_metadata=True):
                         other = f"has different columns from {first}; put them into two folders"
                         raise SourceDamaged(other, path=path)
         return schema, frozenset(nullable)

@@ -238,14 +238,14 @@ def recognise(
     options = options or SourceOptions()
     if split not in (None, *SPLITS):
         raise UsageError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    wanted = split if options.val_fraction is None else "train"
+    named_split = split if options.val_fraction is None else "train"
     if isinstance(path, Location):
         source: Source = find_remote_tars(path, check_md5=check_md5)
     elif path.exists():
         target = path.resolve()
         if path.is_file() and path.suffix != target.suffix:  # a link to a blob, whose name says nothing
             target = path.absolute()
-        source = _recognise(target, wanted, check_md5, options)
+        source = _recognise(target, named_split, check_md5, options)
     else:
         raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
     _refuse_other_options(options, source)
@@ -306,7 +306,7 @@ def _refuse_other_options(options: SourceOptions, source: Source) -> None:
 
 def _single_source(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:
     """Return the only source, None if there is none. Raises UsageError with the message for several."""
-    found = [source for source in sources if source is not None]
-    if len(found) > 1:
-        raise UsageError(several.format(" and ".join(source.description for source in found)), path=path)
-    return found[0] if found else None
+    recognised = [source for source in sources if source is not None]
+    if len(recognised) > 1:
+        raise UsageError(several.format(" and ".join(source.description for source in recognised)), path=path)
+    return recognised[0] if recognised else None

@@ -265,14 +265,14 @@ def find_split_files(
 
     def matching(place: str) -> list[str]:
         files = walk.files(place)
-        found = [f"{place}/{file.path}".lstrip("/") for file in files if names.fullmatch(file.path)]
-        if found and len(found) < len(files):
-            walk.ignored[OTHER_FILES] += len(files) - len(found)
-        return found
+        matches = [f"{place}/{file.path}".lstrip("/") for file in files if names.fullmatch(file.path)]
+        if matches and len(matches) < len(files):
+            walk.ignored[OTHER_FILES] += len(files) - len(matches)
+        return matches
 
     for place in ("", _DATA):
-        if (path / place).is_dir() and (found := _group_by_split(path / place, place, matching, split)):
-            by_split = {each: tuple(found[each]) for each in SPLITS if each in found}
+        if (path / place).is_dir() and (grouped := _group_by_split(path / place, place, matching, split)):
+            by_split = {each: tuple(grouped[each]) for each in SPLITS if each in grouped}
             return SplitFiles(path, by_split, walk.ignored, walk.problems)
     folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
     beside = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
@@ -555,5 +555,5 @@ def resolve_name(names: Iterable[str], wanted: str, option: str) -> str:
     for name in names if wanted else ("",):
         if wanted in (name, column_name(name)):
             return name
-    there = ", ".join(names)[:200] or "none"
-    raise UsageError(f"no record has a column {wanted!r}; name it with {option}, one of: {there}")
+    available = ", ".join(names)[:200] or "none"
+    raise UsageError(f"no record has a column {wanted!r}; name it with {option}, one of: {available}")

@@ -125,8 +125,8 @@ class Problems:
         """Count cases of one ``kind``; by default, errors with the same message are of one kind."""
         message = error.message if isinstance(error, ShardprepError) else error.strerror
         kind = kind or message or type(error).__name__
-        known = self._by_kind.get(kind, Problem(error, 0))
-        self._by_kind[kind] = replace(known, count=known.count + count)
+        problem = self._by_kind.get(kind, Problem(error, 0))
+        self._by_kind[kind] = replace(problem, count=problem.count + count)
 
     def merge(self, others: Problems) -> None:
         for kind, problem in others._by_kind.items():
@@ -409,13 +409,13 @@ class SourceOptions:
                 raise UsageError(f"the val fraction must be above 0 and below 1, not {share!r}")
             object.__setattr__(self, "val_fraction", float(share))
         for name in ("path_column", "label_column", "image_column", "coco"):
-            if not isinstance(given := getattr(self, name), str | None):
-                raise UsageError(f"{name} must be text, not {given!r}")
+            if not isinstance(value := getattr(self, name), str | None):
+                raise UsageError(f"{name} must be text, not {value!r}")
         for name in ("columns", "pairs"):
-            given = getattr(self, name)
-            texts = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+            value = getattr(self, name)
+            texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
             if not all(isinstance(text, str) for text in texts):
-                raise UsageError(f"{name} must be a list of text, not {given!r}")
+                raise UsageError(f"{name} must be a list of text, not {value!r}")
             object.__setattr__(self, name, texts)
         self.column_choices, self.pair_choices  # noqa: B018 - a wrong choice is an error here
 
@@ -453,11 +453,11 @@ class SourceOptions:
     @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> SourceOptions:
         """Return the options in a manifest's ``source``, which may hold anything. Raises UsageError."""
-        hints, found = get_type_hints(cls), {}
+        hints, options = get_type_hints(cls), {}
         for name in cls._kept_names():
             with suppress(LookupError, TypeError, ValueError):
-                found[name] = parse_as(hints[name], source[name])
-        return cls(**found)
+                options[name] = parse_as(hints[name], source[name])
+        return cls(**options)
 
 
 DECODED_SUFFIXES = (

@@ -172,13 +172,13 @@ def _parse_array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
     """Convert nested lists of numbers to an array of the codec. Raises ValueError for other values."""
     if value == [] and codec.shape[:1] == (None,):
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
-    found = np.asarray(value)
-    if found.size and found.dtype.kind not in _ACCEPTED_KINDS.get(codec.elements.kind, ""):
+    numbers = np.asarray(value)
+    if numbers.size and numbers.dtype.kind not in _ACCEPTED_KINDS.get(codec.elements.kind, ""):
         raise ValueError(f"expected numbers for {codec.kind}, not {str(value)[:80]}")
     with np.errstate(over="ignore"):
-        array: npt.NDArray[Any] = found.astype(codec.elements)
+        array: npt.NDArray[Any] = numbers.astype(codec.elements)
     is_float = codec.elements.kind == "f"
-    if not (np.isfinite(array) == np.isfinite(found)).all() or (not is_float and (array != found).any()):
+    if not (np.isfinite(array) == np.isfinite(numbers)).all() or (not is_float and (array != numbers).any()):
         raise ValueError(f"expected numbers that {codec.kind} can hold, not {str(value)[:80]}")
     return array if codec.shape else array[()]
 
@@ -269,8 +269,8 @@ def column_kinds(
     kinds = dict[str, ColumnKind]()
     for choice in chosen:
         if choice.origin not in names:
-            there = ", ".join(names)[:200]
-            raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {there}")
+            available = ", ".join(names)[:200]
+            raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {available}")
         if choice.origin in kinds:
             raise UsageError(f"the column {choice.origin!r} of the table is chosen twice; choose it once")
         kinds[choice.origin] = ColumnKind(choice.origin, choice, typed=typed)
@@ -418,8 +418,8 @@ class TableForm:
         names = self.names
         if not isinstance(row, Mapping):
             if len(row) != len(names):
-                found = f"{len(row)} column{'' if len(row) == 1 else 's'}"
-                raise ValueError(f"has {found}, but the first line has {len(names)}")
+                columns = f"{len(row)} column{'' if len(row) == 1 else 's'}"
+                raise ValueError(f"has {columns}, but the first line has {len(names)}")
             return dict(zip(names, row, strict=True))
         missing = next((name for name in names if name not in row), None)
         if missing is not None or (len(row) > len(names) and not self.is_open):

@@ -156,8 +156,8 @@ class LmdbContents(RecordContents):
                 return entries
             self.shortfall = f"{keys}, which is written last and lists all records, is missing"
             return entries
-        found, listed = entries["key"].astype(np.int64), np.unique(self._listed_keys)
-        unlisted, missing = np.setdiff1d(found, listed), np.setdiff1d(listed, found)
+        present, listed = entries["key"].astype(np.int64), np.unique(self._listed_keys)
+        unlisted, missing = np.setdiff1d(present, listed), np.setdiff1d(listed, present)
         if len(listed) < len(self._listed_keys) or len(unlisted):
             raise self._damage(f"{keys} lists a record twice, or does not list one")
         self.expected = len(listed)
@@ -295,9 +295,9 @@ def _rename_components(item: Any, image: str | None, label: str | None) -> Any:
     if image is None and label is None:
         return item
     names = {"image": image, "label": label}
-    taken = {name: own for own, name in names.items() if name}
-    taken |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in taken}
-    return {taken.get(name, name): part for name, part in _components_of(item).items()}
+    renamed = {name: own for own, name in names.items() if name}
+    renamed |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in renamed}
+    return {renamed.get(name, name): part for name, part in _components_of(item).items()}
 
 
 def _empty_like(part: Any) -> Any:

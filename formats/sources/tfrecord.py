@@ -308,14 +308,14 @@ def detect_layout(features: Features, options: SourceOptions) -> ExampleLayout:
     def present(*names: str) -> str:
         return next((name for name in names if name in features), "")
 
-    known = ExampleLayout(present("image"), present("label"), "", present("file_name", "image/filename"))
+    layout = ExampleLayout(present("image"), present("label"), "", present("file_name", "image/filename"))
     if "image/encoded" in features:
         label, boxes = present("image/class/label"), set(BOX_SIDES) <= features.keys()
         synset = present("image/class/synset") if label else ""
-        known = ExampleLayout(
+        layout = ExampleLayout(
             "image/encoded", label, synset, present("image/filename"), int(bool(synset)), boxes
         )
-    image, label = known.image, known.label
+    image, label = layout.image, layout.label
     if options.image_column is not None:
         image = resolve_name(features, options.image_column, "--image-column")
     elif not image or not isinstance(value_of(image), bytes):
@@ -324,9 +324,9 @@ def detect_layout(features: Features, options: SourceOptions) -> ExampleLayout:
         label = resolve_name(features, options.label_column, "--label-column")
     elif not label:
         label = guess_label(features, value_of)
-    if label != known.label:
-        known = replace(known, class_name="", first_label=0)
-    return replace(known, image=image, label=label)
+    if label != layout.label:
+        layout = replace(layout, class_name="", first_label=0)
+    return replace(layout, image=image, label=label)
 
 
 def read_boxes(features: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
@@ -446,14 +446,14 @@ class ExampleContents(RecordContents):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         names = sorted(features.keys() - self.layout.non_columns)
         for name in names:
-            kind, known = features[name].kind, self._kinds.get(name, "")
+            kind, expected = features[name].kind, self._kinds.get(name, "")
             if features[name].start == features[name].end:
-                self._kinds[name] = known or kind
+                self._kinds[name] = expected or kind
             elif name not in self._with_values:
                 self._with_values.add(name)
                 self._kinds[name] = kind
-            elif kind != known:
-                raise ValueError(f"the feature {name!r} has {kind}, but {known} in other records")
+            elif kind != expected:
+                raise ValueError(f"the feature {name!r} has {kind}, but {expected} in other records")
         if len(self._kinds) > MAX_COLUMNS:
             raise ValueError(f"it has more than {MAX_COLUMNS} features that would become columns")
         return [name for name in names if features[name].is_single()]

@@ -50,8 +50,8 @@ class SampleLayout:
 
     def image_of(self, sample: ShardSample) -> str | None:
         """Return the extension of a sample's image, None without one."""
-        known = IMAGE_EXTENSIONS if self.image is None else (self.image,)
-        return next((extension for extension in known if extension in sample.parts), None)
+        extensions = IMAGE_EXTENSIONS if self.image is None else (self.image,)
+        return next((extension for extension in extensions if extension in sample.parts), None)
 
     def non_columns(self, parts: Collection[str]) -> set[str]:
         """Return the parts beside the image that are not columns: the label, and its name beside it."""
