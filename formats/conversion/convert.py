@@ -297,7 +297,7 @@ def build_shards(
         if stored.read() is None:
             stored.write(listing.entries, work_folder.run)
     home = writer_versions(plan.options) if runner.executor else None
-    jobs = shard_jobs(plan, shards, work_folder, home=home, builder=builder)
+    jobs = shard_jobs(plan, shards, work_folder, home_versions=home, builder=builder)
     finished = {shard.name for shard in shards} & finished_shards(prepared.output)
     if kept := describe_finished(prepared.output, [shard.name for shard in shards]):
         runner.progress.note(f"{kept} already")
@@ -425,7 +425,7 @@ def verify_finished(output: Path, progress: Progress) -> None:
 
 @contextmanager
 def lock_finished(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
-    """A context that locks a finished dataset, and at its end removes the leftovers of unfinished work."""
+    """Lock a finished dataset, and at the end remove the leftovers of unfinished work."""
     with WorkFolder(path) as work_folder:
         yield work_folder
         remove_unlisted_columns(path, {file.name for file in manifest.files})

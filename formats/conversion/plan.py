@@ -281,13 +281,13 @@ def writer_versions(options: PlanOptions) -> dict[str, str]:
 
 
 def check_machine(
-    home: Mapping[str, str], options: PlanOptions, run: Path, reader: ByteReader, entries: Entries
+    home_versions: Mapping[str, str], options: PlanOptions, run: Path, reader: ByteReader, entries: Entries
 ) -> None:
     """Raise OtherMachine unless this machine builds the same bytes as the one that planned the shard.
 
-    ``home`` has that machine's versions; ``run`` is a folder that it made. Reads the first entry.
+    ``home_versions`` has that machine's versions; ``run`` is a folder that it made. Reads the first entry.
     """
-    refuse_other_versions(home, writer_versions(options), "conversion")
+    refuse_other_versions(home_versions, writer_versions(options), "conversion")
     if not run.is_dir():
         raise other_machine(
             "does not see the output, or its run has ended; mount the output there at the same path", run

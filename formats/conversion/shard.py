@@ -221,12 +221,11 @@ class ShardJob(Job[Any]):
 
     ``output`` is the dataset's folder. ``run`` is the folder of unfinished files; once the end of the run has
     removed it, nothing can be published. ``expected_sha256`` maps file names to the SHA-256 required for
-    publishing. ``wanted`` has the names of the files to write, None for all.
+    publishing. ``files_to_write`` has their names, None for all.
 
     ``crashes`` maps the position of an image to the signal with which it crashes the decoder. ``region`` is
-    the images' region of the reader's archive, if they stay there. ``home`` has the versions of the machine
-    that planned the shard, if another may build it. ``builder`` is called instead of
-    :func:`build_shard`.
+    the images' region of the reader's archive, if they stay there. ``home_versions`` are those of the machine
+    that planned the shard, if another may build it. ``builder`` is called instead of :func:`build_shard`.
     """
 
     output: Path
@@ -240,10 +239,10 @@ class ShardJob(Job[Any]):
     has_images: bool = True
     only_columns: bool = False
     expected_sha256: Mapping[str, str] = field(default_factory=dict)
-    wanted: frozenset[str] | None = None
+    files_to_write: frozenset[str] | None = None
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
-    home: Mapping[str, str] | None = None
+    home_versions: Mapping[str, str] | None = None
     builder: Callable[[ShardJob], Any] | None = None
 
     @property
@@ -259,8 +258,8 @@ class ShardJob(Job[Any]):
 
     def build(self) -> Any:
         """Build the shard, or call the ``builder``. Raises OtherMachine if this machine cannot."""
-        if self.home is not None:
-            check_machine(self.home, self.options, self.run, self.reader, self.entries)
+        if self.home_versions is not None:
+            check_machine(self.home_versions, self.options, self.run, self.reader, self.entries)
         return (self.builder or build_shard)(self)
 
     def key_at(self, place: int) -> str:
@@ -276,7 +275,7 @@ class ShardJob(Job[Any]):
         return replace(self, crashes={**self.crashes, place: signal})
 
     def writes(self, name: str) -> bool:
-        return self.wanted is None or name in self.wanted
+        return self.files_to_write is None or name in self.files_to_write
 
     def publish_file(self, name: str, built: Path, suffix: str, rows: Rows) -> dict[str, Any]:
         """Publish the shard ``built``, if it has a name, and its rows; return the fields of a BuiltFile.

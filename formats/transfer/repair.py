@@ -176,7 +176,7 @@ def _rebuild(
     with _open_work_folder(path, manifest) as work_folder, add_resume_note(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
         home = writer_versions(plan.options) if runner.executor else None
-        given = {"expected_sha256": expected, "wanted": frozenset(damaged), "home": home}
+        given = {"expected_sha256": expected, "files_to_write": frozenset(damaged), "home_versions": home}
         jobs = shard_jobs(plan, shards, work_folder, **given)
         built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
