@@ -199,7 +199,7 @@ def convert_splits(
 def convert_prepared(
     prepared: Sequence[PreparedSplit], convert_one: Callable[[PreparedSplit], T], *, restart: bool
 ) -> list[T]:
-    """Convert splits one by split. An interruption notes how many shards are kept.
+    """Convert splits one by one. An interruption notes how many shards are kept.
 
     A ``restart`` discards the unfinished work of all splits before the first is converted, so that an
     interrupted run can be continued without another restart.
