@@ -239,21 +239,21 @@ class Prefetcher(Owner):
             self._changed.notify_all()
 
     @property
-    def ahead(self) -> int:
+    def ahead_count(self) -> int:
         """The number of downloaded files that are not in use yet."""
         return len(self._downloaded)
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             files, number, is_near = taken
-            is_there, had_room = False, True
+            is_downloaded, had_room = False, True
             with suppress(ShardprepError, OSError):
-                is_there = had_room = self._cache.prefetch(files[number], evict=is_near)
+                is_downloaded = had_room = self._cache.prefetch(files[number], evict=is_near)
             with self._changed:
                 if files is not self._files:
                     continue
                 self._has_room &= had_room
-                if not is_there:
+                if not is_downloaded:
                     self._postponed.append(number)
                 elif number >= self._begun:
                     self._downloaded.add(number)
@@ -441,7 +441,7 @@ class ShardFeed(Owner):
 
     @property
     def counts(self) -> StorageCounts:
-        ahead = self._prefetcher.ahead // max(1, self._files.per_shard)
+        ahead = self._prefetcher.ahead_count // max(1, self._files.per_shard)
         return StorageCounts(
             **vars(self._cache.counts),
             waited=self._waited_s,

@@ -511,14 +511,14 @@ class Loader(Owner, Closable):
         pixels before.
         """
         epoch = resume_epoch(self._plan, state)
-        here = self._transform_state
-        check_transforms([state.get("transform", here)], [here], transform)  # older states have none
+        current = self._transform_state
+        check_transforms([state.get("transform", current)], [current], transform)  # older states have none
         labels, decoder = self.dataset.label_space, None
         with suppress(KeyError, TypeError):  # older states have no card
             labels, decoder = state["card"]["labels"], state["card"]["versions"]["decoder"]
         if labels != self.dataset.label_space:
             raise UsageError(f"the state is from a loader with labels={labels!r}; use the same")
-        if here is not None and isinstance(decoder, str):
+        if current is not None and isinstance(decoder, str):
             warn_of_other_decoder(decoder)
         self._next_epoch = self._current_epoch = self._state_epoch = epoch
 

@@ -307,7 +307,7 @@ def describe_transform(transform: Transform) -> dict[str, Any]:
     return asdict(card) | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def check_transforms(there: object, here: Sequence[dict[str, Any] | None], transform: TransformRule) -> None:
+def check_transforms(saved: object, own: Sequence[dict[str, Any] | None], transform: TransformRule) -> None:
     """Raise UsageError if a state's transforms differ from those used here, unless they may be "changed".
 
     Both are lists of results of :func:`describe_transform`, with None for no transform.
@@ -316,7 +316,7 @@ def check_transforms(there: object, here: Sequence[dict[str, Any] | None], trans
     if transform == "changed":
         return
     try:
-        changes = [_transform_difference(*each) for each in zip_longest(there, here)]  # type: ignore[call-overload]
+        changes = [_transform_difference(*each) for each in zip_longest(saved, own)]  # type: ignore[call-overload]
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
             f"the state's transform does not exist in this version ({error}); {TRANSFORM_ADVICE}"
@@ -328,15 +328,15 @@ def check_transforms(there: object, here: Sequence[dict[str, Any] | None], trans
         )
 
 
-def _transform_difference(there: Any, here: Any) -> tuple[str, str] | None:
-    one, other = (parse_as(TransformCard | None, each) for each in (there, here))
+def _transform_difference(saved: Any, own: Any) -> tuple[str, str] | None:
+    one, other = (parse_as(TransformCard | None, each) for each in (saved, own))
     named = compare_transforms(*(each and replace(each, identity=None) for each in (one, other)))
     if named or one is None or other is None:
         return named
     if compare_transforms(one, other):
         return f"{one.name} with other values", other.name
-    has_code = there["python"] == here["python"] and there["code"] and here["code"]
-    return (f"{one.name} with other code", other.name) if has_code and there["code"] != here["code"] else None
+    has_code = saved["python"] == own["python"] and saved["code"] and own["code"]
+    return (f"{one.name} with other code", other.name) if has_code and saved["code"] != own["code"] else None
 
 
 def transform_digest(transform: Transform, *without: type) -> str | None:

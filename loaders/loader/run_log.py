@@ -444,14 +444,14 @@ def _signers(
         return ()
     from shardprep.loaders.loader.signature import load_public_key  # an extra
 
-    wanted = None if signed_by is None else load_public_key(signed_by)
+    signer = None if signed_by is None else load_public_key(signed_by)
     signers = set()
     for path, log in zip(paths, logs, strict=True):
         if log.signer is None:
             raise DataError("is not signed", path=path)
-        if wanted not in (None, log.signer):
-            there, here = fingerprint(log.signer), fingerprint(wanted)
-            raise DataError(f"is signed by another key: {there}, not {here}", path=path)
+        if signer not in (None, log.signer):
+            actual, expected = fingerprint(log.signer), fingerprint(signer)
+            raise DataError(f"is signed by another key: {actual}, not {expected}", path=path)
         signers.add(fingerprint(log.signer))
     return tuple(sorted(signers))
 

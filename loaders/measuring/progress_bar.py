@@ -299,8 +299,8 @@ class LoaderBar(Iterator[Any], Closable):
         storage = getattr(recent, "storage", None)
         if storage is not None and storage.shards.missing:
             shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
-            begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
-            course = "" if self._bar.ascii else f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} "
+            begun, cached = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
+            course = "" if self._bar.ascii else f"{'█' * begun}{'▒' * (cached - begun)}{'░' * (12 - cached)} "
             count = (0, f"{shards.begun} of {shards.total}")
             more = (1, f" shards begun, {shards.ahead} ahead")
             yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
