@@ -53,14 +53,14 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
                     code = prep.invoke(context)
                 if code:
                     ctx.exit(code)
-            _load_an_epoch(Path("lmdb/train"))
+            _load_epoch(Path("lmdb/train"))
     removed = "the folder is removed again (run prep demo FOLDER to keep it)"
     say()
     say(f"Done; {f'everything is in {folder}' if folder else removed}. To do the same with your own data:")
     say("  prep convert ARCHIVES SHARDS")
 
 
-def _load_an_epoch(dataset: Path) -> None:
+def _load_epoch(dataset: Path) -> None:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.order.epoch import LocalShuffle
     from shardprep.loaders.transforms.transforms import TrainTransform  # start-up time: OpenCV

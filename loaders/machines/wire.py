@@ -49,10 +49,10 @@ class SourceTerms:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        whole = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
-        whole = whole and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
-        texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
-        if not (whole and texts and self.dataset and type(self.picks) is bool):
+        are_numbers = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
+        are_numbers = are_numbers and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
+        are_texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
+        if not (are_numbers and are_texts and self.dataset and type(self.picks) is bool):
             raise UsageError("these are not valid terms of a source")
         if self.picks and self.steps == UNKNOWN:
             raise UsageError("steps can be made in any order only where their number is known")
