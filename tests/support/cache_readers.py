@@ -48,13 +48,6 @@ def forked(*work: object) -> int:
     return child
 
 
-def room_in(folder: CacheFolder) -> int:
-    """The bytes that all files take on the disk, whole or on their way, at one moment."""
-    with folder.critical_section():
-        paths = [*folder.files.glob("*/*"), *folder.parts.iterdir()]
-        return sum(path.stat().st_blocks * 512 for path in paths)
-
-
 def main(url: str, cache: str, limit: int, kills: int, listed: list[list[object]]) -> None:
     entries = [FileEntry(*each) for each in listed]  # type: ignore[arg-type]
     place, folder, chosen = Location.parse(url), CacheFolder(Path(cache)), random.Random(0)
@@ -66,7 +59,9 @@ def main(url: str, cache: str, limit: int, kills: int, listed: list[list[object]
     for kill in range(kills):
         until = time.monotonic() + chosen.uniform(0.01, 0.2)
         while time.monotonic() < until:
-            largest = max(largest, room_in(folder))
+            with folder.critical_section():  # all files, whole or on their way, at one moment
+                paths = [*folder.files.glob("*/*"), *folder.parts.iterdir()]
+                largest = max(largest, sum(path.stat().st_blocks * 512 for path in paths))
             time.sleep(0.01)
         number = chosen.randrange(READERS)
         os.kill(readers[number], signal.SIGKILL)

@@ -122,10 +122,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "shard.lmdb"
 
 
-def first_is(value: bytes) -> dict[bytes, bytes]:
-    return HONEST | {FIRST: value}
-
-
 INVALID = {
     "nothing": b"",
     "half a header": HONEST[FIRST][: HEADER.size - 1],
@@ -133,7 +129,7 @@ INVALID = {
     "version 2": b"\x02" + HONEST[FIRST][1:],
 }
 CRAFTED = {
-    **{name: (first_is(value), "record 0 has an invalid header") for name, value in INVALID.items()},
+    **{name: (HONEST | {FIRST: value}, "record 0 has an invalid header") for name, value in INVALID.items()},
     "another ordinal": ({k.replace(FIRST, b"9" * 8): v for k, v in HONEST.items()}, "no record"),
     "longer ordinals": ({k + b"\0": v for k, v in HONEST.items()}, "has no record"),
     "little-endian ordinals": ({k[::-1]: v for k, v in HONEST.items()}, "has no record"),

@@ -232,10 +232,6 @@ def sending(endpoint: str, batches: Any = BATCHES, *, epochs: int = 1) -> Iterat
         yield pool.submit(lambda: [send_batches(batches, endpoint) for _ in range(epochs)])
 
 
-def numbers_named(batches: Any) -> list[int]:
-    return [number for batch in batches for number in batch["number"].numpy().tolist()]
-
-
 @pytest.fixture
 def source() -> Iterator[ZMQInput]:
     with ZMQInput(ANY_PORT, SIGNATURE) as source:
@@ -246,7 +242,7 @@ def test_three_epochs_arrive_exactly_once(source: ZMQInput) -> None:
     with sending(source.endpoint, epochs=3) as sent:
         for _ in range(3):
             batches = list(source)
-            assert numbers_named(batches) == NUMBERS
+            assert [number for batch in batches for number in batch["number"].numpy().tolist()] == NUMBERS
             assert [set(b["image"].numpy().ravel().tolist()) for b in batches] == [
                 {10.0 * n} for n in range(5)
             ]

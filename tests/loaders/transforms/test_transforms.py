@@ -399,23 +399,19 @@ def test_a_damaged_image_is_what_opencv_makes_of_it(seed: int, monkeypatch: pyte
         assert np.array_equal(quick, slow), (seed, len(image))
 
 
-def other_pixels(image: bytes, **options: Any) -> Any:
-    return simplejpeg.decode_jpeg(image, **options) ^ np.uint8(1)
-
-
 def refused(image: bytes, **options: Any) -> Any:
     raise ValueError("no")
 
 
 @pytest.mark.parametrize(
-    "module",
-    [None, SimpleNamespace(decode_jpeg=other_pixels), SimpleNamespace(decode_jpeg=refused)],
+    "decode",
+    [None, lambda *image, **options: simplejpeg.decode_jpeg(*image, **options) ^ np.uint8(1), refused],
     ids=["missing", "other pixels", "refused"],
 )
 def test_it_is_not_used_where_it_is_missing_or_makes_other_pixels(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    decode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "simplejpeg", module)
+    monkeypatch.setitem(sys.modules, "simplejpeg", decode and SimpleNamespace(decode_jpeg=decode))
 
     assert fast.jpeg_decoder.__wrapped__() is None
 
