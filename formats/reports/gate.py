@@ -98,7 +98,7 @@ class GateResult:
         for check in self.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
             if not check.passed:
-                failure = ElementTree.SubElement(case, "failure", message=f"{check.name}: {check}")
+                failure = ElementTree.SubElement(case, "failure", message=printable(f"{check.name}: {check}"))
                 failure.text = "\n".join(check.named())
         data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
         return data
@@ -206,7 +206,7 @@ def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any
     file = user_path(path)
     try:
         values = tomllib.loads(read_small_file(file, damaged=UsageError).decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"is not TOML: {error}", path=file) from error
     unknown = values.keys() - {"root", "max"}
     limits, root = values.get("max", {}), values.get("root")

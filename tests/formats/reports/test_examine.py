@@ -305,7 +305,9 @@ def test_each_split_of_a_folder_is_checked(built: Built, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("g-*.xml"))) == 2
 
 
-@pytest.mark.parametrize("text", ["[max", "max = 3", "root = 5", "[least]\nleaks = 1", "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["[max", "max = 3", "root = 5", "[least]\nleaks = 1", "\udcff", "a=" + "[" * 5000]
+)
 def test_a_file_of_something_else_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "gate.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
 
@@ -317,9 +319,9 @@ def test_a_file_of_something_else_is_an_error(text: str, tmp_path: Path) -> None
 
 @given(keys=st.lists(st.text(), max_size=4), path=st.text())
 def test_any_key_and_path_make_xml_that_parses(keys: list[str], path: str) -> None:
-    check = GateCheck("leaks", False, len(keys) + 1, 0, tuple(keys))
+    checks = GateCheck("leaks", False, len(keys) + 1, 0, tuple(keys)), GateCheck("root", False, "", path)
 
-    suite = ElementTree.fromstring(GateResult(path, "sha256:0", 9, 9, (check,)).to_junit())  # noqa: S314
+    suite = ElementTree.fromstring(GateResult(path, "sha256:0", 9, 9, checks).to_junit())  # noqa: S314
 
     assert suite.findtext("testcase/failure", "").endswith("and 1 more")
 
