@@ -84,7 +84,7 @@ class Passes:
         """End a pass that was only peeked at. Idempotent."""
         if self._peeked is not None:
             (_, rest), self._peeked = self._peeked, None
-            end(rest)
+            end_pass(rest)
 
     @property
     def batches_never_change(self) -> bool:
@@ -109,7 +109,7 @@ def check_items(items: object, function: object) -> Iterable[Any]:
     return items
 
 
-def end(batches: Iterator[Any]) -> None:
+def end_pass(batches: Iterator[Any]) -> None:
     """Close an unfinished pass; generators clean up at once."""
     close = getattr(batches, "close", None)
     if callable(close):
@@ -118,11 +118,11 @@ def end(batches: Iterator[Any]) -> None:
 
 @contextmanager
 def ending(batches: PassT) -> Iterator[PassT]:
-    """Context that ends the pass (:func:`end`), like ``closing``, but ``close`` may be missing."""
+    """Context that ends the pass (:func:`end_pass`), like ``closing``, but ``close`` may be missing."""
     try:
         yield batches
     finally:
-        end(batches)
+        end_pass(batches)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def ending_all(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
     """Context that ends all of the passes."""
     with ExitStack() as opened:
         for batches in passes:
-            opened.callback(end, batches)
+            opened.callback(end_pass, batches)
         yield passes
 
 
@@ -161,7 +161,7 @@ class _Pass(Iterator[Any]):
 
     def close(self) -> None:
         self._first.clear()
-        end(self._batches)
+        end_pass(self._batches)
 
 
 def refuse_sampler(source: object) -> None:

@@ -23,7 +23,7 @@ from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED, is_integer
 from shardprep.formats.runtime.files import Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, check_seed
-from shardprep.loaders.batches.passes import end, ending
+from shardprep.loaders.batches.passes import end_pass, ending
 from shardprep.loaders.flow.node import Function, Length, Node, PassContext, PickableStep, Step
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
@@ -349,7 +349,7 @@ class ThreadMap(Map):
             yield from self.filter_results(map(collect, queues))
         finally:
             threads.close()
-            end(items)
+            end_pass(items)
 
 
 def _draw_ahead(queues: Iterator[Tasks], window: int) -> Iterator[Tasks]:

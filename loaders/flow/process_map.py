@@ -15,7 +15,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.shards.read import Room
-from shardprep.loaders.batches.passes import end, ending
+from shardprep.loaders.batches.passes import end_pass, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickle
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
 from shardprep.loaders.batches.stack import stack
@@ -417,7 +417,7 @@ class PassFetch:
             nonlocal due, items
             pass_number, run, number = key
             if key != due:  # another pass, or this worker replaces a dead one
-                end(items)
+                end_pass(items)
                 items = self.node.run(PassContext(pass_number, resources, self.branch))
                 next(islice(items, number, number), None)
             due = pass_number, run, number + 1
@@ -427,7 +427,7 @@ class PassFetch:
             try:
                 yield fetch_item
             finally:
-                end(items)
+                end_pass(items)
 
 
 _runs = count()

@@ -17,7 +17,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import check_seconds, count_of
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.map import ItemStep
 from shardprep.loaders.flow.node import Node, NodeKey, PassMeter, Step
@@ -137,7 +137,7 @@ class RunningPass(Iterator[Any]):
 
     def close(self) -> None:
         """End the pass. Idempotent."""
-        end(self._items)
+        end_pass(self._items)
 
 
 class FlowMeter:

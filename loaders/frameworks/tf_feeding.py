@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Owner
-from shardprep.loaders.batches.passes import Passes, end, ending
+from shardprep.loaders.batches.passes import Passes, end_pass, ending
 from shardprep.loaders.frameworks.tensors import Leaves, convert_leaves, empty_tensors, flatten, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check_use, closing_lock
 from shardprep.loaders.frameworks.tf_stats import Occupancy
@@ -370,7 +370,7 @@ class PulledPasses(Owner):
             if number in (None, self._number):
                 self._number += 1
                 if not self._pulling:  # otherwise the pulling thread ends it
-                    end(self._batches)
+                    end_pass(self._batches)
 
     def next(self, number: int) -> Any:
         """Return the pass's next batch, None at its end. Raises UsageError once another has begun."""
@@ -383,7 +383,7 @@ class PulledPasses(Owner):
         finally:
             with self._changed:
                 if number != self._number or self._closed:
-                    end(batches)
+                    end_pass(batches)
                 self._pulling -= 1
                 self._changed.notify_all()
         check_use(self._closed, number == self._number)
@@ -432,7 +432,7 @@ class PulledPasses(Owner):
             if is_held and self._changed.wait_for(
                 lambda: not self._pulling and set(self._called) <= {get_ident()}, CLOSE_TIMEOUT_S
             ):
-                end(self._batches)
+                end_pass(self._batches)
                 self._passes.close()
         while is_exiting() and (left := self._returned + RETURN_S - perf_counter()) > 0:
             sleep(left)

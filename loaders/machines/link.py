@@ -19,7 +19,7 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import Closable
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.keys import NotAdmitted, SenderAuth, WrongReceiver
@@ -100,7 +100,7 @@ class OpenParts:
         for step in steps:
             number, part = divmod(step, self._count)
             if number < self._drawn[part]:  # too far: begin again
-                end(self._parts.pop(part))
+                end_pass(self._parts.pop(part))
                 self._drawn[part] = 0
             if part not in self._parts:
                 self._parts[part] = self._begin(pass_number, part)
@@ -116,7 +116,7 @@ class OpenParts:
 
     def close(self) -> None:
         while self._parts:
-            end(self._parts.popitem()[1])
+            end_pass(self._parts.popitem()[1])
         self._drawn.clear()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.flow.node import INFINITE, Length, Node, PassContext
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_held_once_it_was_yielded(name: str, can_pick: bool) -> None:
             seen = weakref.ref(array_in(next(items)))
             gc.collect()
             assert seen() is None
-        end(items)
+        end_pass(items)
 
 
 @every_step
@@ -151,7 +151,7 @@ def test_an_endless_source_is_either_refused_or_drawn_from_as_needed(step: Calla
         return
     items = iter(flow)
     assert len(list(islice(items, 9))) > 0  # also of a second, endless flow
-    end(items)
+    end_pass(items)
     assert flow.length.is_exact or flow.length.count == float("inf")
     gc.collect()
     assert source.open == []
