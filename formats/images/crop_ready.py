@@ -265,12 +265,12 @@ def add_grid(image: bytes, sha256: bytes) -> bytes:
 
 def remove_grid(image: bytes) -> bytes:
     """Return a JPEG without tables of segments. Raises BadImage if it is malformed."""
-    kept, at = [], 0
+    pieces, at = [], 0
     for marker, start, stop in marker_segments(image):
         if marker == APP15 and image.startswith(SIGNATURE, start):
-            kept.append(image[at : start - 4])
+            pieces.append(image[at : start - 4])
             at = stop
-    return b"".join((*kept, image[at:])) if kept else image
+    return b"".join((*pieces, image[at:])) if pieces else image
 
 
 def has_correct_grid(image: bytes, sha256: bytes) -> bool:
@@ -381,15 +381,15 @@ def make_crop_ready(image: bytes, info: ImageInfo) -> bytes:
     interval = grid_interval(image)
     try:
         coded = transcode(remove_grid(image), interval=interval)
-        made = add_grid(coded, hashlib.sha256(image).digest())
+        result = add_grid(coded, hashlib.sha256(image).digest())
     except BadImage as error:
         raise NotCropReady("damaged, or encoded in a way that has no segments") from error
-    if len(made) > len(image) * MAX_GROWTH:
+    if len(result) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger with segments")
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    if not np.array_equal(decode(image, flags), decode(made, flags)):
+    if not np.array_equal(decode(image, flags), decode(result, flags)):
         raise NotCropReady("decodes to different pixels when re-encoded")
-    return made
+    return result
 
 
 def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:
@@ -409,20 +409,20 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
     interval = grid_interval(_encode_jpeg(small, options))
-    made = _encode_jpeg(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
+    shrunk = _encode_jpeg(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
     if image.startswith(b"\xff\xd8"):
-        kept = [
+        metadata = [
             image[start - 4 : stop]
             for marker, start, stop in marker_segments(image)
             if marker in APPLICATION - {APP0, APP14} and not image.startswith(SIGNATURE, start)
         ]
     else:
         turned = png_orientation(image) or info.orientation
-        kept = [_EXIF_ORIENTATION % turned] if turned > 1 else []
-    if kept:
-        _, _, after = next(marker_segments(made))  # the segment of JFIF
-        made = b"".join((made[:after], *kept, made[after:]))
-    ready = add_grid(made, hashlib.sha256(image).digest())
+        metadata = [_EXIF_ORIENTATION % turned] if turned > 1 else []
+    if metadata:
+        _, _, after = next(marker_segments(shrunk))  # the segment of JFIF
+        shrunk = b"".join((shrunk[:after], *metadata, shrunk[after:]))
+    ready = add_grid(shrunk, hashlib.sha256(image).digest())
     if len(ready) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger when shrunk")
     return ready
@@ -446,11 +446,11 @@ def stored_image(
     """
     if shorter_side is not None:
         with suppress(NotCropReady):
-            made = shrink(image, info, shorter_side=shorter_side, quality=quality)
-            return made, flag_crop_ready(made, read_image_header(made))
+            result = shrink(image, info, shorter_side=shorter_side, quality=quality)
+            return result, flag_crop_ready(result, read_image_header(result))
     info = flag_crop_ready(image, info)
     if segments and not info.flags & ImageFlag.CROP_READY:
         with suppress(NotCropReady):
-            made = make_crop_ready(image, info)
-            return made, flag_crop_ready(made, read_image_header(made))
+            result = make_crop_ready(image, info)
+            return result, flag_crop_ready(result, read_image_header(result))
     return image, info

@@ -148,8 +148,8 @@ def _first_equal_links(codes: Rows, others: Rows, column: str, distance: int) ->
     if not len(others):
         return np.empty(0, LINK)
     at = np.minimum(np.searchsorted(others[column], codes[column]), len(others) - 1)
-    found = others[column][at] == codes[column]
-    return _make_links(codes["record"][found], others["record"][at[found]], distance)
+    is_equal = others[column][at] == codes[column]
+    return _make_links(codes["record"][is_equal], others["record"][at[is_equal]], distance)
 
 
 def _by_hash(codes: Rows) -> Rows:

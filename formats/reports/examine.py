@@ -162,8 +162,8 @@ class RecordNames:
         ]
 
 
-def _distance(found: int) -> int | None:
-    return None if found == EQUAL_BYTES else found
+def _distance(bits: int) -> int | None:
+    return None if bits == EQUAL_BYTES else bits
 
 
 MOST_POINTS = 1000  # in a scatter plot
@@ -312,10 +312,10 @@ def _pair_observations(
     # the other dataset's labels are translated by class name; -2 is a class that only it has, -1 no label
     parts = [dataset.index["label"].astype(np.int64)]
     for other in names.datasets[1:]:
-        known = [
+        own_labels = [
             dataset.manifest.labels.label_of.get(each.name, -2) for each in other.manifest.labels.classes
         ]
-        parts.append(np.array([*known, -1])[other.index["label"]])
+        parts.append(np.array([*own_labels, -1])[other.index["label"]])
     labels = np.concatenate(parts)
 
     def differ(links: Links) -> npt.NDArray[np.bool_]:
@@ -471,10 +471,10 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
     if not isinstance(key, str | None):
         raise UsageError(f"a record is named by its key, which is text, not {key!r}")
     if key is not None:
-        found = np.flatnonzero(dataset.index["key"] == key.encode("utf-8", "surrogatepass"))
-        if not len(found):
+        matches = np.flatnonzero(dataset.index["key"] == key.encode("utf-8", "surrogatepass"))
+        if not len(matches):
             raise UsageError(f"has no record with the key {printable(key, 200)!r}", path=dataset.path)
-        number = int(found[0])
+        number = int(matches[0])
     if len(dataset):
         row = dataset.index[number]
         shard = shards[int(row["shard"])]

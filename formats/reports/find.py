@@ -111,7 +111,7 @@ def find(
             codes = _load_codes(opened, reading, hashes) if near else np.empty(0, CODES)
             digests = reading.map("read", _original_digest, opened, _candidates(opened, pictures))
         hashed = codes[codes["is_hashed"]]
-        classes, found = opened.classes, []
+        classes, matches = opened.classes, []
         for picture in pictures:
             distances: dict[int, int | None] = {}
             if picture.hash is not None:
@@ -123,8 +123,8 @@ def find(
                 row = opened.index[record]
                 label = int(row["label"])
                 key, name = row["key"].decode("utf-8", "replace"), classes[label] if label >= 0 else None
-                found.append(ImageMatch(picture.path, record, key, label, name, distances[record]))
-        return found
+                matches.append(ImageMatch(picture.path, record, key, label, name, distances[record]))
+        return matches
 
 
 def _read_picture(path: Path, near: bool) -> _Picture:

@@ -173,27 +173,27 @@ def gate(
     if not wanted or not all(check.passed for check in checks):
         return GateResult(os.fspath(place), manifest.root, manifest.records, 0, tuple(checks))
     needs_pixels = any(KINDS[name] in OF_PIXELS for name in wanted)
-    found = report(
+    examination = report(
         place,
         against=against if "leaks" in wanted else None,
         pixels=pixels if needs_pixels else "none",
         workers=workers,
         progress=progress,
     )
-    checks += [_check(name, wanted[name], found) for name in KINDS if name in wanted]
-    looked_at = found.found["looked_at"]["decoded"]
+    checks += [_check(name, wanted[name], examination) for name in KINDS if name in wanted]
+    looked_at = examination.found["looked_at"]["decoded"]
     return GateResult(os.fspath(place), manifest.root, manifest.records, looked_at, tuple(checks))
 
 
-def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
-    seen = {one["kind"]: one for one in found.found["observations"]}.get(KINDS[name])
+def _check(name: str, limit: Limit, examination: Examination) -> GateCheck:
+    seen = {one["kind"]: one for one in examination.found["observations"]}.get(KINDS[name])
     if seen is None:
-        looked_at = found.found["looked_at"]
+        looked_at = examination.found["looked_at"]
         is_partial = KINDS[name] in OF_PIXELS and looked_at["decoded"] < looked_at["images"]
         return GateCheck(name, True, 0, limit, is_partial=is_partial)
     count = len(set(seen["leave_out"])) or seen["count"]
     # a division, as 0.29 * 100 is less than 29
-    amount = count / max(found.found["dataset"]["records"], 1) if isinstance(limit, float) else count
+    amount = count / max(examination.found["dataset"]["records"], 1) if isinstance(limit, float) else count
     shown = [*seen["records"], *(one for pair in seen["pairs"] for one in pair["records"])]
     counted = {(THIS, record) for record in seen["leave_out"]}
     keys = dict.fromkeys(one["key"] for one in shown if (one["dataset"], one["record"]) in counted)

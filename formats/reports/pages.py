@@ -175,9 +175,9 @@ class _Log:
         """Return about four round values."""
         decades = range(math.floor(self._low), math.ceil(self._low + self._span) + 1)
         for parts in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)):
-            found = [p * 10.0**d for d in decades for p in parts if self.low <= p * 10.0**d <= self.high]
-            if len(found) >= 3:
-                return found[:: -(-len(found) // 5)]
+            values = [p * 10.0**d for d in decades for p in parts if self.low <= p * 10.0**d <= self.high]
+            if len(values) >= 3:
+                return values[:: -(-len(values) // 5)]
         return list(dict.fromkeys((self.low, self.high)))
 
 

@@ -193,7 +193,7 @@ class ShardLook:
     def run(self) -> tuple[list[tuple[int, Any]], Damaged]:
         """Read the records; return their numbers with results, and damaged records. Raises OSError."""
         use_one_thread()
-        found: list[tuple[int, Any]] = []
+        results: list[tuple[int, Any]] = []
         damaged: Damaged = []
         try:
             with (
@@ -204,14 +204,15 @@ class ShardLook:
                 for row, number in zip(self.rows, self.numbers.tolist(), strict=True):
                     address = row[["key", "label", "crc32c", "offset", "length"]].item()
                     try:
-                        found.append((number, self.look(row, shard.read_image(int(row["ordinal"]), address))))
+                        image = shard.read_image(int(row["ordinal"]), address)
+                        results.append((number, self.look(row, image)))
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
                         damaged.append((number, error.message))
         except ShardDamaged as error:  # it cannot be opened
             return [], self.all_damaged(error.message)
         except FileNotFoundError:
             return [], self.all_damaged("the shard is missing")
-        return found, damaged
+        return results, damaged
 
     def all_damaged(self, reason: str) -> Damaged:
         return [(number, reason) for number in self.numbers.tolist()]
@@ -245,14 +246,14 @@ class ImageReading:
             ("compare", digest_of, compared),
         ]
         for verb, look, records in looks:
-            for found, wrong in self._run_looks(verb, look, dataset, records):
+            for results, wrong in self._run_looks(verb, look, dataset, records):
                 damaged += wrong
-                made = [
+                rows = [
                     (record, digest, one.hash if one else 0, one is not None and not one.is_flat)
-                    for record, (digest, one) in found
+                    for record, (digest, one) in results
                 ]
-                codes.append(np.array(made, CODES))
-                seen = [(record, one) for record, (_, one) in found if one]
+                codes.append(np.array(rows, CODES))
+                seen = [(record, one) for record, (_, one) in results if one]
                 measures.append(np.array([(record, *one[: len(MEASURES)]) for record, one in seen], MEASURED))
                 small_sum = sum((one.small for _, one in seen), small_sum)
         every = np.concatenate(codes)
@@ -263,8 +264,8 @@ class ImageReading:
         """Return the results for the images that can be read and decoded. Raises OSError."""
         return {
             record: value
-            for found, _ in self._run_looks(verb, look, dataset, records)
-            for record, value in found
+            for results, _ in self._run_looks(verb, look, dataset, records)
+            for record, value in results
         }
 
     def _run_looks(

@@ -402,10 +402,10 @@ class OpenRecords(Owner):
             for name, values in columns.items():
                 column = self._columns[name]
                 rows = [self._table(part, column).row_at(number) for part, number in places]
-                found = np.frombuffer(b"".join(rows), self._parts[0].columns[column].row)["value"]
-                if not (end_in_crc(heads, rows) and self._codecs[column].are_valid(found)):
+                column_values = np.frombuffer(b"".join(rows), self._parts[0].columns[column].row)["value"]
+                if not (end_in_crc(heads, rows) and self._codecs[column].are_valid(column_values)):
                     return False
-                values[...] = found
+                values[...] = column_values
         except (*DAMAGE, ManifestDamaged):
             return False
         return True
@@ -426,8 +426,8 @@ class OpenRecords(Owner):
         return bisect_right(self._first_records, number) - 1
 
     def _table(self, part: int, column: int) -> ColumnTable:
-        if found := self._tables.get((part, column)):
-            return found
+        if table := self._tables.get((part, column)):
+            return table
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
         self._files.provide(entry.table)
         return _keep_open(self._tables, (part, column), ColumnTable(folder / entry.table.name, entry))
@@ -455,8 +455,8 @@ def _keep_open(files: dict[Any, File], number: Any, file: File) -> File:
 
 def unlisted_columns(dataset: Path, listed: Collection[str]) -> list[Path]:
     """Return the column files in the folder whose names are not ``listed``, sorted."""
-    found = (path for path in dataset.iterdir() if path.name.startswith("column-"))
-    return sorted(path for path in found if OUTPUT_FILES.fullmatch(path.name) and path.name not in listed)
+    paths = (path for path in dataset.iterdir() if path.name.startswith("column-"))
+    return sorted(path for path in paths if OUTPUT_FILES.fullmatch(path.name) and path.name not in listed)
 
 
 def remove_unlisted_columns(dataset: Path, listed: Collection[str]) -> None:

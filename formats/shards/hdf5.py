@@ -54,8 +54,8 @@ def addresses(path: Path, file: ShardFile) -> Addresses:
         raise stream.error or damage from error
     if bounds[0] != 0 or bounds[-1] != size or (bounds[1:] < bounds[:-1]).any():
         raise ShardDamaged("its offsets do not divide its data", path=path)
-    found = [keys, labels, crcs, start + bounds[:-1], np.diff(bounds)]
-    return np.rec.fromarrays(found, dtype=address_dtype(keys.itemsize))
+    columns = [keys, labels, crcs, start + bounds[:-1], np.diff(bounds)]
+    return np.rec.fromarrays(columns, dtype=address_dtype(keys.itemsize))
 
 
 class _FileObject(io.RawIOBase):

@@ -268,12 +268,12 @@ FIRST_BYTES = VALUE_HEADER.size + 100  # of a value: usually all but the image
 
 def addresses(path: Path, file: ShardFile) -> Addresses:
     """Walk the whole tree for the addresses of all records, whose keys are their ordinals."""
-    found: list[Address] = []
+    rows: list[Address] = []
     try:
         pages = LmdbPages(file.read_at, file.size, ShardDamaged)
         for page in pages.leaves():
             for node in pages.nodes(page):
-                ordinal = len(found)
+                ordinal = len(rows)
                 if page.data[node[3] : node[4]] != ordinal.to_bytes(8, "big"):
                     raise ShardDamaged(f"it has no record {ordinal}")
                 start, length, first = pages.value(page, node, FIRST_BYTES)
@@ -285,13 +285,13 @@ def addresses(path: Path, file: ShardFile) -> Addresses:
                 key = first[VALUE_HEADER.size : head]
                 if head > len(first):
                     key = file.read_at(key_bytes, start + VALUE_HEADER.size)
-                found.append((key, label, crc32c, start + head, length - head))
-        if len(found) != pages.meta.entries:
-            raise ShardDamaged(f"it claims {pages.meta.entries} records, and has {len(found)}")
+                rows.append((key, label, crc32c, start + head, length - head))
+        if len(rows) != pages.meta.entries:
+            raise ShardDamaged(f"it claims {pages.meta.entries} records, and has {len(rows)}")
     except ShardDamaged as error:
         reason = f"is not a readable LMDB shard: {error.message}; prep repair rebuilds it"
         raise ShardDamaged(reason, path=path) from None
-    return np.array(found, address_dtype(max((len(key) for key, *_ in found), default=1)))
+    return np.array(rows, address_dtype(max((len(key) for key, *_ in rows), default=1)))
 
 
 CONTAINER = Container(write=LmdbShardWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)

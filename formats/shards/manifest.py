@@ -403,8 +403,8 @@ def _check_version(value: object, path: Path | None) -> None:
         unknown += [kind for kind in kinds if kind not in LATER_KINDS]
     if version[0] != FORMAT_VERSION[0] or unknown:
         known = ".".join(map(str, FORMAT_VERSION))
-        found = ".".join(map(str, version)) + (f" with {unknown}" if unknown else "")
-        raise UnknownVersion(f"format version {found}; this release knows {known}", path=path)
+        own = ".".join(map(str, version)) + (f" with {unknown}" if unknown else "")
+        raise UnknownVersion(f"format version {own}; this release knows {known}", path=path)
 
 
 Numbers = npt.NDArray[np.int64]

@@ -198,8 +198,8 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
 
 def _count_kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
     kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
-    found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
-    return {name: found[flag] for name, flag in KINDS.items() if flag in found}
+    by_flag = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    return {name: by_flag[flag] for name, flag in KINDS.items() if flag in by_flag}
 
 
 TINY = 32  # pixels of the shorter side

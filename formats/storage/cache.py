@@ -189,16 +189,16 @@ class FileCache(Owner, Closable):
         """
         wanted = self._check_fit(entries)
         patience = Patience(self._patience_s, f"room in the cache {self.folder.path}, which others read from")
-        while isinstance(found := self._try_hold(wanted), NoRoom):
+        while isinstance(result := self._try_hold(wanted), NoRoom):
             if make_room():
                 continue
             self._refuse_closed()
-            idle_s = patience.pause(found.state)
-            if found.full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
-                raise no_space(self.folder.path, found.full)
-            if self._bytes_needed(wanted) > found.limit or idle_s >= self._patience_s:
-                raise self._too_small_error(max(found.least, self._bytes_needed(wanted)), found.limit)
-        return found
+            idle_s = patience.pause(result.state)
+            if result.full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
+                raise no_space(self.folder.path, result.full)
+            if self._bytes_needed(wanted) > result.limit or idle_s >= self._patience_s:
+                raise self._too_small_error(max(result.least, self._bytes_needed(wanted)), result.limit)
+        return result
 
     def hold_cached(self, entries: Sequence[FileEntry]) -> FileHold | None:
         """Hold files that are in the cache; None, without holding any, if one is missing."""
@@ -223,10 +223,10 @@ class FileCache(Owner, Closable):
         Only files that are used later, according to all readers, are evicted for it; without ``evict``, none
         are. Raises the errors of :meth:`hold` except CacheTooSmall.
         """
-        found = self._try_hold([entry], "later" if evict else "none")
-        if isinstance(found, NoRoom):
+        result = self._try_hold([entry], "later" if evict else "none")
+        if isinstance(result, NoRoom):
             return False
-        found.release()
+        result.release()
         return True
 
     def hold_intact(self, entry: FileEntry, make_room: MakeRoom = lambda: False) -> FileHold:
@@ -306,14 +306,14 @@ class FileCache(Owner, Closable):
         with errors_as_no_space(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
             while missing := self._hold_cached(held, wanted):
-                found = self.folder.reserve_room(missing, self.limit_bytes, evict=evict)
-                if isinstance(found, NoRoom):
-                    return found
+                reserved = self.folder.reserve_room(missing, self.limit_bytes, evict=evict)
+                if isinstance(reserved, NoRoom):
+                    return reserved
                 held.has_downloaded = True
-                if found.own:
-                    self._download(found.own, held)
-                    hits -= len(found.own)
-                self._await_downloads(held, found.coming)
+                if reserved.own:
+                    self._download(reserved.own, held)
+                    hits -= len(reserved.own)
+                self._await_downloads(held, reserved.coming)
             failed.pop_all()
         self._hits += hits
         return held
@@ -409,8 +409,8 @@ class FileSource:
 
     @classmethod
     def of(cls, dataset: RecordSet) -> FileSource:
-        found: FileSource = getattr(dataset, "source", cls())  # a CachedDataset has one
-        return found
+        source: FileSource = getattr(dataset, "source", cls())  # a CachedDataset has one
+        return source
 
     @contextmanager
     def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
@@ -448,8 +448,8 @@ class HeldFiles(LocalFiles, Owner, Closable):
 
     @property
     def cache(self) -> FileCache:
-        if (found := self._shared or self._cache) is not None:  # a forked copy might never get the lock
-            return found
+        if (cache := self._shared or self._cache) is not None:  # a forked copy might never get the lock
+            return cache
         with self._lock:
             self._cache = self._cache or self._open()
             return self._cache
@@ -560,13 +560,13 @@ class CachedDataset(Dataset):
 
     def _read_manifest(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root if the cache knows it, else the one at the place."""
-        if root and (known := folder.manifest(root)) is not None:
-            return known
-        found = remote_dataset(self._place)
-        if root not in (None, found.manifest.root):
+        if root and (manifest := folder.manifest(root)) is not None:
+            return manifest
+        remote = remote_dataset(self._place)
+        if root not in (None, remote.manifest.root):
             raise SourceDamaged("was replaced by another dataset; open it again", path=self._place.url)
-        folder.publish(found.manifest)
-        return found.manifest
+        folder.publish(remote.manifest)
+        return remote.manifest
 
     @property
     def location(self) -> str:

@@ -292,7 +292,7 @@ class CacheFolder:
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             there = {file.name: file.size for file in files}
-            found = Arrivals([], [])
+            arrivals = Arrivals([], [])
 
             def evict_for(lacking: int) -> int:
                 if lacking <= 0 or evict == "none":
@@ -305,14 +305,14 @@ class CacheFolder:
             try:
                 for entry in entries:
                     if there.get(hex_of(entry)) == entry.size:
-                        found.coming.append(entry)  # it came since the caller looked
+                        arrivals.coming.append(entry)  # it came since the caller looked
                         continue
                     try:
-                        found.own.append(ArrivingFile(self, entry))
-                        failed.callback(found.own[-1].give_up)
+                        arrivals.own.append(ArrivingFile(self, entry))
+                        failed.callback(arrivals.own[-1].give_up)
                     except FileExistsError:
-                        found.coming.append(entry)
-                wanted = sum(file.entry.size for file in found.own)
+                        arrivals.coming.append(entry)
+                wanted = sum(file.entry.size for file in arrivals.own)
                 used = arriving + sum(file.size for file in files)
                 lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
                 lacking = max(used + wanted - limit, lacking_on_disk)
@@ -320,7 +320,7 @@ class CacheFolder:
                     least = used + wanted - freed
                     is_full = freed < lacking_on_disk and least <= limit
                     return NoRoom(least, limit, errno.ENOSPC if is_full else None, state)
-                for file in found.own:
+                for file in arrivals.own:
                     file.reserve()
             except OSError as error:
                 if error.errno not in FULL_DISK:
@@ -328,7 +328,7 @@ class CacheFolder:
                 evict_for(sum(entry.size for entry in entries))  # a quota does not show in the disk's usage
                 return NoRoom(0, limit, error.errno, state)
             failed.pop_all()
-            return found
+            return arrivals
 
 
 Evict = Literal["any", "later", "none"]
@@ -485,23 +485,23 @@ class ReaderFile(Owner):
 
 def living_readers(folder: Path) -> list[LivingReader]:
     """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
-    found = []
+    readers = []
     for lock in _locked_files(sorted(path for path in folder.iterdir() if _READER.fullmatch(path.name))):
         data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
         if len(numbers) >= HEADER and numbers[0] == MARK:
-            found.append(LivingReader(int(numbers[1]), int(numbers[2]), numbers[HEADER:]))
-    return found
+            readers.append(LivingReader(int(numbers[1]), int(numbers[2]), numbers[HEADER:]))
+    return readers
 
 
 def next_use_distances(readers: Iterable[LivingReader]) -> dict[int, float]:
     """Return the number of uses before each file is used again, by the reader that uses it first."""
-    found: dict[int, float] = {}
+    distances: dict[int, float] = {}
     for reader in readers:
         uses, firsts = np.unique(reader.uses[reader.position :], return_index=True)
         for identity, distance in zip(uses.tolist(), firsts.tolist(), strict=True):
-            found[identity] = min(found.get(identity, distance), distance)
-    return found
+            distances[identity] = min(distances.get(identity, distance), distance)
+    return distances
 
 
 class ArrivingFile(HashedFile):

@@ -212,9 +212,9 @@ class PartEntry:
 
     def folder(self, collection: Path) -> Path:
         """Return the part's folder, without ``..`` unless a link makes that another folder."""
-        given = collection / self.path
-        plain = Path(os.path.normpath(given))
-        return plain if plain.resolve() == given.resolve() else given
+        path = collection / self.path
+        normal = Path(os.path.normpath(path))
+        return normal if normal.resolve() == path.resolve() else path
 
     def manifest(self, collection: Path) -> Manifest:
         """Return the part's manifest. Raises DataError, naming the part, if it is not the listed one."""
@@ -290,18 +290,18 @@ def combine_indexes(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
     entries = [part.manifest.table(INDEX_NAME) for part in parts]
     if sum(entry.size for entry in entries if entry) > MOST_INDEX_BYTES:
         return StoredIndex(parts, verify=verify)
-    found = [read_index(part.folder, part.manifest, verify=verify) for part in parts]
-    rows = np.zeros(sum(map(len, found)), index_dtype(max(each.dtype["key"].itemsize for each in found)))
+    indexes = [read_index(part.folder, part.manifest, verify=verify) for part in parts]
+    rows = np.zeros(sum(map(len, indexes)), index_dtype(max(each.dtype["key"].itemsize for each in indexes)))
     for part in parts:
-        _copy_rows(rows, part.records, part, found.pop(0))
+        _copy_rows(rows, part.records, part, indexes.pop(0))
     rows.flags.writeable = False
     return rows
 
 
-def _copy_rows(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
+def _copy_rows(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, own: Rows) -> None:
     """Copy a part's rows into the combined rows; its keys may be shorter, and offsets missing."""
-    for name in found.dtype.names or ():
-        rows[name][where] = found[name]
+    for name in own.dtype.names or ():
+        rows[name][where] = own[name]
     rows["shard"][where] += np.uint32(part.first_shard)
 
 
@@ -323,11 +323,11 @@ class StoredIndex:
 
     def __getitem__(self, wanted: Any, /) -> Any:
         if isinstance(wanted, str):
-            found = np.empty(len(self), self.dtype[wanted])
+            column = np.empty(len(self), self.dtype[wanted])
             for start in range(0, len(self), ROWS_AT_ONCE):
                 numbers = np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
-                found[numbers] = self._rows(numbers)[wanted]
-            return found
+                column[numbers] = self._rows(numbers)[wanted]
+            return column
         if isinstance(wanted, slice):
             return self._rows(np.arange(*wanted.indices(len(self))))
         numbers = np.asarray(wanted)
@@ -403,8 +403,8 @@ class Collection(RecordSet):
         self._file = read_collection(path)
         manifests = [entry.manifest(path) for entry in self._file.parts]
         names = [entry.name for entry in self._file.parts]
-        if found := describe_differences(names, manifests):
-            raise ManifestDamaged(found, path=path / COLLECTION_NAME)
+        if difference := describe_differences(names, manifests):
+            raise ManifestDamaged(difference, path=path / COLLECTION_NAME)
         folders = [entry.folder(path) for entry in self._file.parts]
         first_records = accumulate((each.records for each in manifests), initial=0)
         first_shards = accumulate((len(each.shards) for each in manifests), initial=0)
@@ -489,19 +489,19 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
         raise UsageError(different)
     places = [_part_path(part, folder) for part in folders]
     entries = tuple(map(PartEntry.of, names, places, manifests))
-    found = CollectionFile(entries, collection_root(entries))
+    file = CollectionFile(entries, collection_root(entries))
     if (folder / MANIFEST_NAME).exists():
         raise UsageError("holds a dataset; make the collection in another folder", path=folder)
     refuse_in_dataset(folder)
     if (folder / WORK_FOLDER_NAME / PLAN_NAME).exists():
         raise UsageError("holds unfinished work; make the collection in another folder", path=folder)
     try:
-        if not _has_collection(folder, found):
+        if not _has_collection(folder, file):
             with WorkFolder(folder, shared=True) as work_folder:
-                data = canonical_json(found.to_json())
+                data = canonical_json(file.to_json())
                 publish_bytes(folder / COLLECTION_NAME, data, work_folder.run)
     except OutputBusy:  # an equal call may just be removing the work folder
-        if not _has_collection(folder, found):
+        if not _has_collection(folder, file):
             raise
     with suppress(OutputBusy):  # the last of several calls at once removes it
         remove_leftover(folder)

@@ -240,11 +240,11 @@ def _error_for(
     kind: str, text: str, place: Location, name: str | None, failed: type[RemoteFailed]
 ) -> ShardprepError:
     """Return the error for one of obstore with this class; for a listing, only the status tells the kind."""
-    status, said = _response_status(text), text.partition("\n")[0]
+    status, line = _response_status(text), text.partition("\n")[0]
     at: dict[str, Any] = {"path": place.url, "shard": name}
     credentials = CREDENTIALS.get(place.scheme)
     reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), "")
-    if _WITHOUT_KEYS.search(said):
+    if _WITHOUT_KEYS.search(line):
         return RemoteDenied(f"there are no credentials for it; set {credentials}", **at)
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
         keys = f", and the credentials: {credentials}" if credentials else ""
@@ -255,19 +255,19 @@ def _error_for(
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
     for number in FULL_DISK:
-        if place.folder and f"(os error {number})" in said:
+        if place.folder and f"(os error {number})" in line:
             return no_space(place.folder / (name or ""), number)
-    if place.folder and _NO_LINKS.search(said):
+    if place.folder and _NO_LINKS.search(line):
         advice = "give the URL of the bucket if it is a mounted one, or copy with prep fetch"
         return RemoteFailed(f"cannot be made: its file system may have no hard links; {advice}", **at)
     if NOWHERE in text:
         advice = f"if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)"
         return RemoteFailed(f"redirects to another host; {advice}", **at)
-    if kind == "NotSupportedError" or "non-partial response" in said:
+    if kind == "NotSupportedError" or "non-partial response" in line:
         return RangeRefused("does not support range requests; download it, and use the copy", **at)
-    if status.startswith(": 416") or "Requested range was invalid" in said:  # the latter for a local folder
+    if status.startswith(": 416") or "Requested range was invalid" in line:  # the latter for a local folder
         return RangeRefused(f"does not have that part of the file{status}", **at)
-    if _OTHER_RANGE.search(said):
+    if _OTHER_RANGE.search(line):
         return AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
     may_pass = not (_REFUSED.match(status) or _LASTING.search(text))
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", **at)
@@ -279,8 +279,8 @@ def cause_of(text: str) -> str:
     """Return a short cause for obstore's message: the status of the response, or what broke."""
     if status := _response_status(text):
         return status.removeprefix(": ")
-    found = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
-    return found or redact(text.partition("\n")[0].rpartition(" - ")[2])
+    known = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
+    return known or redact(text.partition("\n")[0].rpartition(" - ")[2])
 
 
 def _response_status(text: str) -> str:
@@ -299,8 +299,8 @@ class StoredFile:
     e_tag: str
 
     @classmethod
-    def of(cls, found: ObjectMeta) -> StoredFile:
-        return cls(found["size"], (found["e_tag"] or found["last_modified"].isoformat()).strip('"'))
+    def of(cls, meta: ObjectMeta) -> StoredFile:
+        return cls(meta["size"], (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
 CHUNK_BYTES = 1 << 20  # read from a response, hashed and written at once
@@ -506,13 +506,13 @@ class RemoteFolder(Owner):
         try:
             with translate_errors(self.place):
                 async with asyncio.timeout(LISTING_S):
-                    found = await self._obstore.list_with_delimiter_async(self._store)
+                    listing = await self._obstore.list_with_delimiter_async(self._store)
         except TimeoutError as error:
             raise RemoteFailed(
                 f"did not finish listing its files within {LISTING_S:g} s", path=self.place.url
             ) from error
-        folders = [f"{prefix.rstrip('/').rpartition('/')[2]}/" for prefix in found["common_prefixes"]]
-        files = {each["path"].rpartition("/")[2]: StoredFile.of(each) for each in found["objects"]}
+        folders = [f"{prefix.rstrip('/').rpartition('/')[2]}/" for prefix in listing["common_prefixes"]]
+        files = {each["path"].rpartition("/")[2]: StoredFile.of(each) for each in listing["objects"]}
         return {**dict.fromkeys(folders), **files}
 
     async def content(self, name: str, most: int) -> bytes | None:

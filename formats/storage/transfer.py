@@ -197,9 +197,9 @@ class Download(FileTransfer):
     async def run(self) -> None:
         """Keep an intact file, or download it. Raises the errors of :func:`fill`."""
         if size_of(self.final) == self.entry.size:
-            with closing(HashedFile(self.final, OPEN_FLAGS)) as found:
-                await self._hash(found)
-                self.is_kept = found.sha256 == self.entry.sha256
+            with closing(HashedFile(self.final, OPEN_FLAGS)) as existing:
+                await self._hash(existing)
+                self.is_kept = existing.sha256 == self.entry.sha256
         if not self.is_kept:
             with closing(HashedFile(self.part)) as part:
                 await self._hash(part)
@@ -243,8 +243,8 @@ async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, Remot
     try:
         return {"": await read_dataset(folder)}
     except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
-        if found := await _find_splits(folder, policy):
-            return found
+        if splits := await _find_splits(folder, policy):
+            return splits
         if isinstance(error, RemoteDenied):
             raise
         raise _unpublished_error(error) from error
@@ -264,18 +264,18 @@ async def _find_splits(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, R
     with suppress(RemoteDenied, RemoteMissing):
         names = [name.removesuffix("/") for name in await folder.list_files() if name.endswith("/")]
         listed = {*filter(FILE_NAME.fullmatch, names)}
-    usual = [name for name in SPLIT_ORDER if name in listed or not listed]
-    found: dict[str, RemoteDataset] = {}
-    for name in (*usual, *sorted(listed - set(usual))):
+    first = [name for name in SPLIT_ORDER if name in listed or not listed]
+    datasets: dict[str, RemoteDataset] = {}
+    for name in (*first, *sorted(listed - set(first))):
         try:
-            found[name] = await read_dataset(RemoteFolder(folder.place.child(name), policy))
+            datasets[name] = await read_dataset(RemoteFolder(folder.place.child(name), policy))
         except (RemoteMissing, NothingThere) as error:  # the latter for a local folder
             if name in listed and name in SPLIT_ORDER:
                 raise _unpublished_error(error) from error
         except RemoteDenied:
             if listed:
                 raise
-    return found
+    return datasets
 
 
 async def read_dataset(folder: RemoteFolder) -> RemoteDataset:
@@ -303,9 +303,9 @@ async def read_dataset(folder: RemoteFolder) -> RemoteDataset:
         await asyncio.sleep(WAIT_S * tried)
 
 
-def several_splits_error(found: Mapping[str, object], place: Location) -> UsageError:
-    """Return the error for the splits ``found`` at a place where one dataset is needed."""
-    names, first = ", ".join(found), place.child(next(iter(found))).url
+def several_splits_error(splits: Mapping[str, object], place: Location) -> UsageError:
+    """Return the error for the ``splits`` at a place where one dataset is needed."""
+    names, first = ", ".join(splits), place.child(next(iter(splits))).url
     return UsageError(f"is a folder of splits ({names}); give one of them, such as {first}", path=place.url)
 
 
@@ -317,11 +317,11 @@ def datasets_at(place: Location) -> dict[str, RemoteDataset]:
 
 def remote_dataset(place: Location) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
-    found = datasets_at(place)
-    if "" not in found:
-        raise several_splits_error(found, place)
-    found[""].refuse_archive()
-    return found[""]
+    datasets = datasets_at(place)
+    if "" not in datasets:
+        raise several_splits_error(datasets, place)
+    datasets[""].refuse_archive()
+    return datasets[""]
 
 
 @dataclass(frozen=True)
@@ -340,13 +340,13 @@ class TransferRun:
         The first failure cancels the others, and is raised. An interruption notes how many are ``kept``.
         """
         names = {shard.name for shard in manifest.shards}
-        shards, told = [each for each in transfers if each.entry.name in names], 0
+        shards, reported = [each for each in transfers if each.entry.name in names], 0
 
         def tick() -> None:
-            nonlocal told
+            nonlocal reported
             self.progress.at(0, sum(each.done for each in transfers))
-            if (done := sum(each.is_done for each in shards)) > told:
-                told = done
+            if (done := sum(each.is_done for each in shards)) > reported:
+                reported = done
                 report_shards(self.progress, done, len(shards))
 
         def done() -> str:

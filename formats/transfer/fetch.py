@@ -173,16 +173,16 @@ def fetch(
     if shards is not None:
         shards = [check_int(number, "the number of a shard", least=0) for number in shards]
     with LoopThread(threads=at_once) as loop:
-        found = loop.run(find_datasets(place, policy))
-        if "" not in found:
+        datasets = loop.run(find_datasets(place, policy))
+        if "" not in datasets:
             if shards is not None:
-                raise several_splits_error(found, place)
+                raise several_splits_error(datasets, place)
             if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
-                names = ", ".join(found)
+                names = ", ".join(datasets)
                 raise UsageError(
                     f"is itself a dataset, so {names} cannot go into it; choose another folder", path=target
                 )
-        copies = [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
+        copies = [LocalCopy(dataset, target / split, shards) for split, dataset in datasets.items()]
         for copy in copies:
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})

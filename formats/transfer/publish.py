@@ -197,7 +197,7 @@ class StorePlace:
     remote: RemoteFolder
     claim: bytes
 
-    async def publish_file(self) -> Manifest | None:
+    async def published_manifest(self) -> Manifest | None:
         """Return the published manifest; None if there is none, or a damaged one beside this job's claim.
 
         Raises the errors of reading one.
@@ -213,10 +213,10 @@ class StorePlace:
 
     async def has_published(self, manifest: Manifest) -> bool:
         """Whether the manifest is published. Raises PlanMismatch for another one."""
-        found = await self.publish_file()
-        if found is not None and found.root != manifest.root:
+        published = await self.published_manifest()
+        if published is not None and published.root != manifest.root:
             raise PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
-        return found is not None
+        return published is not None
 
     async def begin(self, names: Collection[str]) -> None:
         """Claim the place, or continue. The files ``names`` may be there already.
@@ -225,8 +225,8 @@ class StorePlace:
         files or with folders, such as those of splits, RemoteFailed.
         """
         if not await self._is_claimed():
-            known = {*names, MANIFEST_NAME, PROVENANCE_NAME, f"{WORK_FOLDER_NAME}/"}
-            if others := (await self.remote.list_files()).keys() - known:
+            own = {*names, MANIFEST_NAME, PROVENANCE_NAME, f"{WORK_FOLDER_NAME}/"}
+            if others := (await self.remote.list_files()).keys() - own:
                 raise UsageError(
                     f"is not empty: {min(others)} does not belong to this dataset; choose another URL",
                     path=self.remote.place.url,
@@ -278,14 +278,14 @@ class StorePlace:
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
         """Whether this job's claim is there. Raises PlanMismatch for another, or for none if ``needed``."""
-        found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
-        if found != self.claim and (needed or (found is not None and found.endswith(b"}\n"))):
+        claim = await self.remote.content(CLAIM_NAME, MOST_BYTES)
+        if claim != self.claim and (needed or (claim is not None and claim.endswith(b"}\n"))):
             raise PlanMismatch(
                 f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
                 "beside it there, or choose another URL",
                 path=self.remote.place.url,
             )
-        return found == self.claim
+        return claim == self.claim
 
     def _remove_unfinished(self) -> None:
         """Remove temporary files of killed processes from a local folder: obstore's ``NAME#1``."""
@@ -475,7 +475,7 @@ def _convert(
 ) -> ConvertedTo:
     """Convert a split unless it is published already."""
     url, built = place.remote.place.url, None
-    if (manifest := loop.run(place.publish_file())) is not None:
+    if (manifest := loop.run(place.published_manifest())) is not None:
         prepared.refuse_other_conversion(manifest, url)
         runner.progress.note(f"{url} is complete already")
         loop.run(place.check_sizes(manifest))

@@ -84,9 +84,9 @@ def repair(
     origin = path_or_place(source)
     if isinstance(origin, Location) and root is not None:
         raise UsageError("is the URL of a copy; --root is only for a list of images", path=origin.url)
-    for given in (origin, None if root is None else user_path(root)):
-        if isinstance(given, Path) and not given.exists():  # also if there is nothing to repair
-            raise UsageError("does not exist; correct the path", path=given)
+    for given_path in (origin, None if root is None else user_path(root)):
+        if isinstance(given_path, Path) and not given_path.exists():  # also if there is nothing to repair
+            raise UsageError("does not exist; correct the path", path=given_path)
     path, runner = user_path(dataset), JobRunner(workers, executor, progress_or_bar(progress))
     verified = partial(verify, path, workers=workers, executor=executor, progress=runner.progress)
     refuse_cached(path)
@@ -139,8 +139,8 @@ def _open_work_folder(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
 def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, progress: Progress) -> None:
     """Fetch the damaged files from a copy at a place. Raises PlanMismatch if there is none."""
     with LoopThread(threads=AT_ONCE) as loop:
-        found = loop.run(find_datasets(place, PATIENT)).values()
-        remote = next((remote for remote in found if remote.manifest.root == manifest.root), None)
+        datasets = loop.run(find_datasets(place, PATIENT)).values()
+        remote = next((remote for remote in datasets if remote.manifest.root == manifest.root), None)
         if remote is None:
             raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
         files = [file for file in manifest.files if file.name in damaged]

@@ -288,8 +288,8 @@ class FileCheck:
         row, image = self.rows[ordinal], stored.image
         try:
             info = flag_crop_ready(image, read_image_header(image)) if self.has_images else NO_IMAGE
-            known = stored if row["offset"] else stored._replace(offset=0)
-            expected = index_row(known, info, self.number, ordinal)
+            own = stored if row["offset"] else stored._replace(offset=0)
+            expected = index_row(own, info, self.number, ordinal)
         except BadImage as error:
             return error.message
         if row["flags"] & ~info.flags & ImageFlag.CROP_READY:

@@ -192,17 +192,17 @@ class DatasetFiles:
 
         While a join is unfinished, its work folder is expected, and its column files are only noted.
         """
-        known = {file.name for file in manifest.files}
+        expected = {file.name for file in manifest.files}
         work_folder = self.folder / WORK_FOLDER_NAME
         if not os.path.lexists(work_folder):
-            known.add(WORK_FOLDER_NAME)  # another process may make it now
+            expected.add(WORK_FOLDER_NAME)  # another process may make it now
         elif not work_folder.is_symlink() and work_folder.is_dir():
-            for path in unlisted_columns(self.folder, known):
+            for path in unlisted_columns(self.folder, expected):
                 report.notes.append(Finding(path.name, UNFINISHED))
-            known |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
-        known |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
+            expected |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
+        expected |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
         for name in sorted(path.name for path in self.folder.iterdir()):
-            if name not in known:
+            if name not in expected:
                 report.findings.append(Finding(name, "does not belong to the dataset"))
 
 
