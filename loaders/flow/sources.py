@@ -36,7 +36,7 @@ from shardprep.loaders.flow.node import UNKNOWN, Fetch, Function, KeyedSource, L
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.stats import FAKE
-from shardprep.loaders.loader.work import ColumnSelection, blocks_to_read
+from shardprep.loaders.loader.work import WantedColumns, blocks_to_read
 from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, shard_uses
 from shardprep.loaders.order.parts import permutation
 from shardprep.loaders.transforms.contract import IMAGE
@@ -281,7 +281,7 @@ class FromDataset(KeyedSource):
     dataset: RecordSet
     plan: EpochPlan
     with_keys: bool
-    columns: ColumnSelection
+    columns: WantedColumns
 
     title = "from_dataset"
     facts = "{0.plan.dataset}, shuffle={0.plan.shuffle}, seed={0.plan.seed}, with_keys={0.with_keys}"
@@ -299,7 +299,7 @@ class FromDataset(KeyedSource):
                     path=dataset.location,
                 )
             cls = SavedItems
-        source = cls(dataset, plan, with_keys, ColumnSelection.of(dataset, columns))
+        source = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
         Finalizer(source, dataset.close)
         return source
 

@@ -64,10 +64,10 @@ from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import (
     Classes,
-    ColumnSelection,
     Results,
     ShardWork,
     Subset,
+    WantedColumns,
     blocks_to_read,
     delete_rows,
     describe_item,
@@ -212,7 +212,7 @@ class Loader(Owner, Closable):
             # the epochs of the next iteration, of the receipt, and of the state
             self._next_epoch = self._current_epoch = self._state_epoch = Epoch(plan, 0)
             self._skipped: dict[str, str] = {}
-            selection = ColumnSelection.of(self.dataset, columns)
+            selection = WantedColumns.of(self.dataset, columns)
             if transform is None and selection.are_chosen:
                 transform = selection.as_columns
             self._rank_is_given = rank is not None

@@ -402,7 +402,7 @@ def locate_item(item: Any) -> str:
     return f"{describe_item(item)} (record {item['number']}, shard {item['shard']})"
 
 
-class ColumnSelection(NamedTuple):
+class WantedColumns(NamedTuple):
     """The ``names`` of the columns to read, in order, including "image" if it is read.
 
     ``fields`` has those stored as columns, and ``boxes`` those from the table of boxes, for a transform;
