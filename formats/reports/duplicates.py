@@ -26,7 +26,7 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Numbers]:
     """
     bands = distance + 2  # of every n-th bit, so that each has coarse and fine structure
     band_masks = [sum(1 << bit for bit in range(band, 64, bands)) for band in range(bands)]
-    masks = [np.uint64(one | other) for one, other in combinations(band_masks, 2)]
+    masks = [np.uint64(a | b) for a, b in combinations(band_masks, 2)]
     for number, mask in enumerate(masks):
         for first, second in _near_under(hashes, mask, distance):
             differing = hashes[first] ^ hashes[second]

@@ -288,7 +288,7 @@ def observations(
     counts, damaged = class_counts(dataset), [record for record, _ in statistics.damaged]
     empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
     shown = [names.describe(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
-    reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
+    reasons = [f"{image['key']}: {image['reason']}" for image in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
     every = [
@@ -297,8 +297,8 @@ def observations(
         *_pair_observations(names, inside, across, is_partial=is_partial),
         observation("quarantined", len(quarantine), names=reasons),
         *(
-            observation(kind, len(some), records=[*map(names.describe, some[:MOST_SHOWN])], leave_out=some)
-            for kind, some in odd.items()
+            observation(kind, len(rows), records=[*map(names.describe, rows[:MOST_SHOWN])], leave_out=rows)
+            for kind, rows in odd.items()
         ),
     ]
     return [each for each in every if each["count"]]
@@ -406,8 +406,8 @@ class Examination:
     pictures: Mapping[tuple[str, int], bytes]
 
     def __repr__(self) -> str:
-        about, seen = self.found["dataset"], self.found["observations"]
-        return f"<Examination of {about['path']!r}: {about['records']:,} records, {len(seen)} observations>"
+        about, count = self.found["dataset"], len(self.found["observations"])
+        return f"<Examination of {about['path']!r}: {about['records']:,} records, {count} observations>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object ``found``."""
@@ -432,7 +432,7 @@ class Examination:
         kinds for which only some images were examined.
         """
         about, against = self.found["dataset"], self.found["against"]
-        seen = {one["kind"]: one for one in self.found["observations"]}
+        observed = {each["kind"]: each for each in self.found["observations"]}
         kinds = [kind for kind in KINDS if kind not in WITHOUT_RECORDS]
         return {
             "dataset": about["path"],
@@ -440,8 +440,8 @@ class Examination:
             "records": about["records"],
             "against": None if against is None else {"dataset": against["path"], "root": against["root"]},
             "looked_at": self.found["looked_at"],
-            "partial": [kind for kind in kinds if kind in seen and seen[kind]["is_partial"]],
-            "leave_out": {kind: list(seen[kind]["leave_out"]) if kind in seen else [] for kind in kinds},
+            "partial": [kind for kind in kinds if observed.get(kind, {}).get("is_partial")],
+            "leave_out": {kind: list(observed.get(kind, {}).get("leave_out", ())) for kind in kinds},
         }
 
     def save_findings(self, path: str | os.PathLike[str]) -> None:
@@ -491,11 +491,11 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
         "archives": len(archives),
         "first_archives": [
             {
-                "name": str(one.get("name")),
-                "size": size if isinstance(size := one.get("size"), int) else None,
-                "md5": checked.get(str(one.get("name"))),
+                "name": str(archive.get("name")),
+                "size": size if isinstance(size := archive.get("size"), int) else None,
+                "md5": checked.get(str(archive.get("name"))),
             }
-            for one in archives[:MOST_LISTED]
+            for archive in archives[:MOST_LISTED]
         ],
         "in_place": manifest.archive.name if manifest.archive else None,
         "example": example,
@@ -590,14 +590,14 @@ def report(
         paths = [dataset] if against is None else [dataset, against]
         opened = [stack.enter_context(Dataset(path)) for path in paths]
         this, names = opened[0], RecordNames(opened)
-        indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
+        indexes = [each.index if each.manifest.has_images else each.index[:0] for each in opened]
         # raises UsageError before anything is read
         proof = custody(this, record)
         choices, looked_at = choose_images(indexes, pixels, check_seed(seed))
         sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []
         reading = stack.enter_context(ImageReading.start(workers, progress))
         statistics, *their = (
-            reading.statistics(one, *choice) for one, choice in zip(opened, choices, strict=True)
+            reading.statistics(each, *choice) for each, choice in zip(opened, choices, strict=True)
         )
         codes, across = statistics.codes, None
         with reading.progress.task(f"find duplicates in {this.manifest.split}", records=len(codes), size=0):
@@ -623,10 +623,10 @@ def report(
         }
         pictures: dict[tuple[str, int], bytes] = {}
         if looked_at["decoded"]:
-            for which, one in zip((THIS, OTHER), opened, strict=False):
+            for which, each in zip((THIS, OTHER), opened, strict=False):
                 numbers = sorted(number for where, number in names.named if where == which)
-                made = reading.map("pictures of", thumbnail, one, np.array(numbers, np.int64))
-                pictures |= {(which, number): picture for number, picture in made.items()}
+                thumbnails = reading.map("pictures of", thumbnail, each, np.array(numbers, np.int64))
+                pictures |= {(which, number): picture for number, picture in thumbnails.items()}
     examined = Examination(found, pictures)
     if output is not None:
         examined.save(output)

@@ -153,8 +153,8 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
     is_ready = (index["flags"] & ImageFlag.CROP_READY) != 0
     wide, high = index["width"].astype(np.int64), index["height"].astype(np.int64)
     fits = np.isin(index["length"], [picture.size for picture in pictures])
-    # a crop-ready picture was made from another one, which may be a record
-    for (width, height), is_made in {(one.sides, len(one.digests) > 1) for one in pictures}:
+    # a crop-ready picture was made from another picture, which may be a record
+    for (width, height), is_made in {(picture.sides, len(picture.digests) > 1) for picture in pictures}:
         alike = np.abs(wide * height - high * width) <= MOST_SIDE_SHIFT * max(width, height)
         smaller = (wide <= width) & (high <= height)
         fits |= alike & (is_made | (is_ready & smaller))

@@ -186,19 +186,19 @@ def gate(
 
 
 def _check(name: str, limit: Limit, examination: Examination) -> GateCheck:
-    seen = {one["kind"]: one for one in examination.found["observations"]}.get(KINDS[name])
-    if seen is None:
+    observed = {each["kind"]: each for each in examination.found["observations"]}.get(KINDS[name])
+    if observed is None:
         looked_at = examination.found["looked_at"]
         is_partial = KINDS[name] in OF_PIXELS and looked_at["decoded"] < looked_at["images"]
         return GateCheck(name, True, 0, limit, is_partial=is_partial)
-    count = len(set(seen["leave_out"])) or seen["count"]
+    count = len(set(observed["leave_out"])) or observed["count"]
     # a division, as 0.29 * 100 is less than 29
     amount = count / max(examination.found["dataset"]["records"], 1) if isinstance(limit, float) else count
-    shown = [*seen["records"], *(one for pair in seen["pairs"] for one in pair["records"])]
-    counted = {(THIS, record) for record in seen["leave_out"]}
-    keys = dict.fromkeys(one["key"] for one in shown if (one["dataset"], one["record"]) in counted)
-    named = (*keys, *seen["names"])[:MOST_NAMED]
-    return GateCheck(name, amount <= limit, count, limit, named, seen["is_partial"])
+    records = [*observed["records"], *(each for pair in observed["pairs"] for each in pair["records"])]
+    counted = {(THIS, record) for record in observed["leave_out"]}
+    keys = dict.fromkeys(each["key"] for each in records if (each["dataset"], each["record"]) in counted)
+    named = (*keys, *observed["names"])[:MOST_NAMED]
+    return GateCheck(name, amount <= limit, count, limit, named, observed["is_partial"])
 
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:

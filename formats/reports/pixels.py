@@ -293,20 +293,20 @@ class ImageReading:
             closing(
                 completed_calls(
                     lambda: halves.pop() if halves else next(looks, None),
-                    lambda one: self.pool.submit(one.run),
+                    lambda job: self.pool.submit(job.run),
                     self.workers + 1,
                 )
             ) as finished,
         ):
-            for one, future in filter(None, finished):
+            for job, future in filter(None, finished):
                 try:
                     yield future.result()
                 except ChildDied as error:  # halved until the image is found
-                    if (count := len(one.numbers)) > 1:
+                    if (count := len(job.numbers)) > 1:
                         parts = slice(count // 2), slice(count // 2, None)
-                        halves += [replace(one, rows=one.rows[p], numbers=one.numbers[p]) for p in parts]
+                        halves += [replace(job, rows=job.rows[p], numbers=job.numbers[p]) for p in parts]
                         continue
-                    yield [], one.all_damaged(crash_reason(error.signal))
-                done_records += len(one.numbers)
-                done_bytes += int(one.rows["length"].sum())
+                    yield [], job.all_damaged(crash_reason(error.signal))
+                done_records += len(job.numbers)
+                done_bytes += int(job.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)

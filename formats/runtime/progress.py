@@ -131,7 +131,7 @@ def records_of(number: int, *, has_images: bool, has_labels: bool) -> str:
     >>> records_of(300, has_images=True, has_labels=True), records_of(1, has_images=False, has_labels=True)
     ('300 images', '1 record without images')
     """
-    lacks = [name for name, there in (("images", has_images), ("labels", has_labels)) if not there]
+    lacks = [name for name, has in (("images", has_images), ("labels", has_labels)) if not has]
     without = f" without {' or '.join(lacks)}" if lacks else ""
     return count_of(number, "image" if has_images else "record") + without
 

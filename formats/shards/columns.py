@@ -326,9 +326,9 @@ class OpenRecords(Owner):
 
     def _open(self, number: int) -> Shard:
         _, entry = self._find_shard(number)
-        for other, shard in () if self._files is LOCAL else list(self._shards.items()):
+        for opened, shard in () if self._files is LOCAL else list(self._shards.items()):
             if shard.file.is_deleted:
-                self._shards.pop(other, None)
+                self._shards.pop(opened, None)
         self._files.provide(entry)
         try:
             return self._open_shard(number)

@@ -321,12 +321,12 @@ class FileCache(Owner, Closable):
     def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
         """Download files and hold them; if one fails, give up all."""
         try:
-            begun = self._start(lambda remote: self._download_all(remote, files))
+            started = self._start(lambda remote: self._download_all(remote, files))
         except BaseException:
             for file in files:
                 file.give_up()
             raise
-        self._wait_for(*begun)
+        self._wait_for(*started)
         for file in files:
             held.add(file.entry, file.lock)
 
@@ -465,8 +465,8 @@ class HeldFiles(LocalFiles, Owner, Closable):
             if len(self._held) >= self._most:
                 self._release_first()
             held = self.cache.hold([entry], self._release_first)
-        if other := self._held.pop(hex_of(entry), None):
-            other.release()
+        if replaced := self._held.pop(hex_of(entry), None):
+            replaced.release()
         self._held[hex_of(entry)] = held
         if len(self._held) > self._most:
             self._release_first()

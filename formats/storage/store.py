@@ -423,7 +423,7 @@ class RemoteFolder(Owner):
 
         fruitless, is_coarse = 0, True
         while True:
-            begun, failure = start, None
+            first, failure = start, None
             try:
                 response = self._read_response(name, start, stop, only, is_coarse=is_coarse)
                 async with aclosing(response):
@@ -436,7 +436,7 @@ class RemoteFolder(Owner):
                 failure = error
             if failure is None or start == stop:
                 return
-            fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
+            fruitless = 0 if start - first >= LEAST_BYTES else fruitless + 1
             if isinstance(failure, AnswerBroken):
                 is_coarse, tries, wait_s = False, TRIES, WAIT_S * fruitless
             else:  # each of two requests

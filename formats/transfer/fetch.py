@@ -116,14 +116,14 @@ class LocalCopy:
                 done = f"{count} of {len(manifest.files)} files are fetched already"
                 transfers.progress.note(f"{self.output}: {done}; checking them")
             downloads = self.downloads(self.chosen_files)
-            fetched, there = transfers.run("fetch", manifest, downloads, kept="files are fetched and intact")
+            fetched, kept = transfers.run("fetch", manifest, downloads, kept="files are fetched and intact")
             is_complete = len(downloads) == len(manifest.files)
             if is_complete and work_folder:
                 if not is_published:
                     publish_bytes(self.output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
                 work_folder.remove()
         url = self.remote.folder.place.url
-        return FetchedDataset(self.output, url, manifest, fetched, there, is_complete)
+        return FetchedDataset(self.output, url, manifest, fetched, kept, is_complete)
 
 
 AT_ONCE = 8

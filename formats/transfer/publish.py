@@ -139,11 +139,11 @@ def publish(
             loop.run(refuse_dataset(place, policy))
         for split, (_, manifest) in local.items():
             remote = RemoteFolder(place.child(split) if split else place, policy, writable=True)
-            there = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
-            if not loop.run(there.has_published(manifest)):
-                loop.run(there.begin([file.name for file in manifest.files]))
+            target = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
+            if not loop.run(target.has_published(manifest)):
+                loop.run(target.begin([file.name for file in manifest.files]))
         kept = "files are uploaded"
-        return [upload(*local[split], there, transfers, {}, kept=kept) for split, there in places.items()]
+        return [upload(*local[split], target, transfers, {}, kept=kept) for split, target in places.items()]
 
 
 def refuse_unwritable(place: Location) -> None:
@@ -180,11 +180,11 @@ def upload(
     files = [file for file in manifest.files if file.name not in stored]
     files.sort(key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
-    uploaded, there = transfers.run("publish", manifest, uploads, kept=kept)
+    uploaded, intact = transfers.run("publish", manifest, uploads, kept=kept)
     proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
     run(place.finish(manifest, proven))
     run(place.drop_claim())
-    return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
+    return PublishedDataset(place.remote.place.url, manifest, uploaded, intact, already)
 
 
 @dataclass(frozen=True)

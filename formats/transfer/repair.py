@@ -168,7 +168,7 @@ def _rebuild(
     boxes = recognised.boxes(listing.split, listing.labels)
     wanted = [table for table in tables_of(manifest) if table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
-    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
+    needed = {number for shards in files for number, shard in enumerate(shards) if shard.name in damaged}
     if wanted:  # their rows come from all shards
         needed = {shard.number for shard in plan.shards}
     shards = tuple(shard for shard in plan.shards if shard.number in needed)

@@ -305,11 +305,11 @@ class FileCheck:
         at_once = max(1, ROWS_BYTES // size)
         with closing(ShardFile(path)) as file:
             for first in range(ordinals.start, ordinals.stop, at_once):
-                some = range(first, min(first + at_once, ordinals.stop))
-                data = file.read_at(len(some) * size, start + first * size)
-                if len(data) < len(some) * size:
+                block = range(first, min(first + at_once, ordinals.stop))
+                data = file.read_at(len(block) * size, start + first * size)
+                if len(data) < len(block) * size:
                     raise ShardDamaged("ends before its last row", path=self.path)
-                for place, ordinal in enumerate(some):
+                for place, ordinal in enumerate(block):
                     key, stored = self.keys[ordinal], data[place * size : (place + 1) * size]
                     value, crc32c = stored[:-4], int.from_bytes(stored[-4:], "little")
                     if record_crc(key, UNLABELLED, value) == crc32c:
