@@ -92,7 +92,7 @@ class Passes:
         return bool(getattr(self.source, "batches_never_change", False))
 
     @property
-    def steady_length(self) -> int | None:
+    def fixed_length(self) -> int | None:
         """Number of batches in every pass; None if it is unknown or differs between passes."""
         try:
             length = len(self)

@@ -22,7 +22,7 @@ from shardprep.loaders.transforms.contract import ArraySpec
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-RESERVE = 2  # slots that the consumer may not keep: one being filled, and the next
+RESERVED_SLOTS = 2  # slots that the consumer may not keep: one being filled, and the next
 INPUTS = "(inputs)"  # name of a slot's input area among a worker's arrays
 MIN_SLOTS = 3  # a loop holds one batch while it asks for the next, and a third is being filled
 
@@ -149,7 +149,7 @@ class SlotRing:
     @property
     def most_held(self) -> int:
         """Number of slots that the consumer may keep at the same time."""
-        return max(self.slots - RESERVE, MIN_SLOTS - 1)
+        return max(self.slots - RESERVED_SLOTS, MIN_SLOTS - 1)
 
     def may_keep(self, lent: Memory) -> bool:
         """Whether the consumer may keep a lent slot's memory; otherwise its batch must be copied."""

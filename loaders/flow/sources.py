@@ -87,7 +87,7 @@ class FromIterable(Node):
 
     @property
     def length(self) -> Length:
-        items = self.passes.steady_length
+        items = self.passes.fixed_length
         return UNKNOWN if items is None else Length(items)
 
     @property

@@ -76,7 +76,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
     prefetch, passes = check_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
     element_spec = signature_of(passes, signature)
     dataset = _make_dataset(passes, element_spec)
-    if (length := passes.steady_length) is not None:
+    if (length := passes.fixed_length) is not None:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -138,7 +138,7 @@ class Input(Owner, Closable, ABC):
     @property
     def batches_per_epoch(self) -> int | None:
         """Number of batches of every epoch; None if it is unknown or infinite."""
-        return self._passes.steady_length
+        return self._passes.fixed_length
 
     def dequeue(self) -> Any:
         """Return the next batch. Raises OutOfRangeError at the end of an epoch."""

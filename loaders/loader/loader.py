@@ -84,7 +84,7 @@ from shardprep.loaders.order.ranks import refuse_accelerate, refuse_changed_rank
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import AsColumns, Transform, check_choice, outputs_of
 
-DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
+DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVED_SLOTS
 READ_AHEAD_BYTES = 64 << 20
 
 Batches = Generator[EngineBatch, None, None]

@@ -388,10 +388,10 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
 
 CELL = 160  # pixels per side of a picture
 LEAST_CELL = 48
-WIDEST = 2400
+MOST_WIDTH = 2400
 GAP = 8
-LINE = 14  # pixels from one line of text to the next
-SCALE = 0.36  # of OpenCV's font
+LINE_HEIGHT = 14  # pixels from one line of text to the next
+FONT_SCALE = 0.36  # of OpenCV's font
 TITLE = 26
 MOST_PICTURES = 1024  # pictures in a sheet
 
@@ -444,8 +444,8 @@ class ContactSheet:
         shown = self._shown()
         columns = max(4, math.ceil(math.sqrt(1.4 * len(shown))))  # a little wider than high
         rows = max(1, math.ceil(len(shown) / columns))
-        cell = max(LEAST_CELL, min(CELL, WIDEST // columns - GAP))
-        height, width = cell + 3 * LINE + GAP, cell + GAP
+        cell = max(LEAST_CELL, min(CELL, MOST_WIDTH // columns - GAP))
+        height, width = cell + 3 * LINE_HEIGHT + GAP, cell + GAP
         sheet: Picture = np.full((TITLE + GAP + rows * height, GAP + columns * width, 3), PAPER, np.uint8)
         _write(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)
         for place, (record, picture) in enumerate(shown):
@@ -457,7 +457,7 @@ class ContactSheet:
             what = "skipped" if is_bad else f"label {record.label}{flip}"
             lines = (record.key, INK), (f"#{record.number}", FAINT), (what, BAD if is_bad else FAINT)
             for at, (line, colour) in enumerate(lines, 1):
-                _write(sheet, line, x, y + cell + at * LINE - 3, cell, colour)
+                _write(sheet, line, x, y + cell + at * LINE_HEIGHT - 3, cell, colour)
         return sheet
 
     @property
@@ -491,7 +491,7 @@ def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequen
     """Write text, shortened in its middle to ``width`` pixels."""
     ascii_text = text.encode("ascii", "replace").decode()
     shown, length = ascii_text, len(ascii_text)
-    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, SCALE, 1)[0][0] > width and length > 2:
+    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, 1)[0][0] > width and length > 2:
         length -= 1
         shown = f"{ascii_text[: length // 3]}..{ascii_text[len(ascii_text) - (length - length // 3) :]}"
-    cv2.putText(sheet, shown, (x, y), cv2.FONT_HERSHEY_SIMPLEX, SCALE, tuple(colour), 1, cv2.LINE_AA)
+    cv2.putText(sheet, shown, (x, y), cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, tuple(colour), 1, cv2.LINE_AA)
