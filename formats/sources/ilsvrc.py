@@ -369,7 +369,7 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
         split, images = next(iter(folders.items()))
         if others := other_folders(path, [each.top for each in folders.values()]):
             raise UsageError(
-                f"holds {images.place} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it "
+                f"holds {images.folder} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it "
                 f"if it is a class, or give {images.top} with --split {split}",
                 path=path,
             )
@@ -379,14 +379,14 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
 
 def _find_split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
     """Return the images in the folders ``train``, ``val`` and ``test`` of a folder."""
-    places = split_folders(root)
-    walk, train = FolderWalk(root, options.follow_symlinks), root / places.get("train", "")
-    for split, place in list(places.items()):
+    folders = split_folders(root)
+    walk, train = FolderWalk(root, options.follow_symlinks), root / folders.get("train", "")
+    for split, folder in list(folders.items()):
         for inner in ("test", "images"):  # the official archive contains a folder test
             is_other = split == inner or (split != "train" and train != root and not (train / inner).is_dir())
-            if is_other and (root / place / inner).is_dir() and walk.folders(place) == [inner]:
-                places[split] = f"{place}/{inner}"
-    return {split: FolderImages(layout, root, place, options) for split, place in places.items()}
+            if is_other and (root / folder / inner).is_dir() and walk.folders(folder) == [inner]:
+                folders[split] = f"{folder}/{inner}"
+    return {split: FolderImages(layout, root, folder, options) for split, folder in folders.items()}
 
 
 def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | None:
@@ -428,56 +428,56 @@ _NO_CLASS = (
 )
 
 
-def _holds_folders(walk: FolderWalk, place: str) -> bool:
-    return bool(walk.folders(place)) and not any(map(is_image, walk.files(place)))
+def _holds_folders(walk: FolderWalk, folder: str) -> bool:
+    return bool(walk.folders(folder)) and not any(map(is_image, walk.files(folder)))
 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The images in the folder ``place`` of ``root``, in class folders or not."""
+    """The images in ``folder`` of ``root``, in class folders or not."""
 
     layout: str
     root: Path
-    place: str
+    folder: str
     options: SourceOptions
 
     @property
     def top(self) -> Path:
-        return self.root / self.place
+        return self.root / self.folder
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """Absolute folders, links resolved, where any new file may become an image."""
         names = ("", *self.classes) if self.options.follow_symlinks else ()
         links = (self.top / name for name in names if (self.top / name).is_symlink())
-        return (self.root.joinpath(*Path(self.place).parts[:1]), *(link.resolve() for link in links))
+        return (self.root.joinpath(*Path(self.folder).parts[:1]), *(link.resolve() for link in links))
 
     @cached_property
     def classes(self) -> Sequence[str]:
         walk = FolderWalk(self.root, self.options.follow_symlinks)
-        names = walk.folders(self.place)
+        names = walk.folders(self.folder)
         walk.problems.raise_all()
         refuse_unpaired(self.top, names)
-        if len(names) == 1 and _holds_folders(walk, f"{self.place}/{names[0]}".strip("/")):
+        if len(names) == 1 and _holds_folders(walk, f"{self.folder}/{names[0]}".strip("/")):
             raise UsageError(_NO_CLASS, path=self.top / names[0])
         return names
 
     def list_split(self, source: Ilsvrc, split: str, known_entries: Entries | None) -> Listing:
-        place, classes, problems = self.place, self.classes, Problems()
+        folder, classes, problems = self.folder, self.classes, Problems()
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
         used = [each.top for each in source.by_split.values() if isinstance(each, FolderImages)]
         table = EntryTable(self.root, problems)
         notes = (*other_folders_note(self.root, used), *self._class_notes(source, split))
         if classes or split == "train":
-            for file in walk.files(place):
-                if not walk.skip_non_image(file, place):
+            for file in walk.files(folder):
+                if not walk.skip_non_image(file, folder):
                     loose = self.top / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
         if split == "val":
             truth = source.truth if classes else source.require_truth()
         for name in classes or ([] if split == "train" else [""]):
-            here, cases = f"{place}/{name}".strip("/"), problems.case_count
+            here, cases = f"{folder}/{name}".strip("/"), problems.case_count
             label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(source.labels):,} classes; rename it, or move it away"

@@ -100,20 +100,20 @@ class FolderWalk:
     ignored: Counter[str] = field(default_factory=Counter)
     _link_free: set[str] = field(default_factory=set, init=False, repr=False)  # folders without links above
 
-    def folders(self, place: str = "") -> list[str]:
-        """Return the names of the folders in ``place``, without reporting problems of files."""
-        return [name for name in self._scan(place, files=False) if isinstance(name, str)]
+    def folders(self, folder: str = "") -> list[str]:
+        """Return the names of the folders in ``folder``, without reporting problems of files."""
+        return [name for name in self._scan(folder, files=False) if isinstance(name, str)]
 
-    def files(self, place: str = "") -> list[FoundFile]:
-        """Return the files in the folder ``place``, without reporting problems of folders."""
-        return [file for file in self._scan(place, folders=False) if isinstance(file, FoundFile)]
+    def files(self, folder: str = "") -> list[FoundFile]:
+        """Return the files in ``folder``, without reporting problems of folders."""
+        return [file for file in self._scan(folder, folders=False) if isinstance(file, FoundFile)]
 
-    def files_below(self, place: str = "") -> Iterator[FoundFile]:
-        """Yield the files in the folder ``place`` and all folders below it."""
+    def files_below(self, folder: str = "") -> Iterator[FoundFile]:
+        """Yield the files in ``folder`` and all folders below it."""
         waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
         while waiting:
             prefix, above = waiting.pop()
-            here = f"{place}/{prefix}".strip("/")
+            here = f"{folder}/{prefix}".strip("/")
             if self.follow_symlinks:
                 status = (self.top / here).stat()
                 above = (*above, (status.st_dev, status.st_ino))
@@ -127,45 +127,45 @@ class FolderWalk:
                 else:
                     waiting.append((f"{prefix}{entry}/", above))
 
-    def find(self, place: str) -> FoundFile | None:
-        """Return the file at a place, None if it is missing. Raises SourceDamaged for anything else there.
+    def find(self, path: str) -> FoundFile | None:
+        """Return the file at a path, None if it is missing. Raises SourceDamaged for anything else there.
 
         Its name may have its accents as separate characters, as macOS writes them, or not.
         """
-        forms = () if place.isascii() else (normalize("NFC", place), normalize("NFD", place))
-        return next(filter(None, map(self._find_exact, (place, *forms))), None)
+        forms = () if path.isascii() else (normalize("NFC", path), normalize("NFD", path))
+        return next(filter(None, map(self._find_exact, (path, *forms))), None)
 
-    def _find_exact(self, place: str) -> FoundFile | None:
-        folder, path = place.rpartition("/")[0], f"{self.top}/{place}"
+    def _find_exact(self, path: str) -> FoundFile | None:
+        folder, location = path.rpartition("/")[0], f"{self.top}/{path}"
         try:
             if not self.follow_symlinks and folder not in self._link_free:
                 refuse_links(self.top, self.top / folder)
                 self._link_free.add(folder)
-            status = os.stat(path, follow_symlinks=self.follow_symlinks)  # noqa: PTH116 - a Path takes longer
+            status = os.stat(location, follow_symlinks=self.follow_symlinks)  # noqa: PTH116 - a Path takes longer
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
                 return None
             raise
         if stat.S_ISLNK(status.st_mode):
-            refuse_links(self.top, self.top / place)
+            refuse_links(self.top, self.top / path)
         if not stat.S_ISREG(status.st_mode):
-            raise SourceDamaged("is not a file", path=path)
-        return FoundFile(place, status.st_size, wrap_mtime(status.st_mtime_ns))
+            raise SourceDamaged("is not a file", path=location)
+        return FoundFile(path, status.st_size, wrap_mtime(status.st_mtime_ns))
 
-    def skip_non_image(self, file: FoundFile, place: str = "") -> bool:
-        """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
+    def skip_non_image(self, file: FoundFile, folder: str = "") -> bool:
+        """Whether a file below ``folder`` is not an image by its name and first bytes; if so, count it."""
         if is_image(file):
             return False
-        path = self.top / place / file.path
+        path = self.top / folder / file.path
         with name_in_os_errors(path), path.open("rb") as opened:
             is_other = not begins_as_image(opened.read(_HEAD_BYTES))
         if is_other:
             self.ignored[NON_IMAGES] += 1
         return is_other
 
-    def _scan(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
+    def _scan(self, folder: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
         """Return the files, and the names of the folders, by name; count ignored ones and add problems."""
-        here = self.top / place
+        here = self.top / folder
         if not self.follow_symlinks:
             refuse_links(self.top.parent, here)
         found: list[FoundFile | str] = []
@@ -234,11 +234,11 @@ class TreeReader(ResourceReader[Descriptor]):
         return closing(Descriptor(os.open(self.root, _FOLDER)))
 
     def read(self, entry: np.void) -> bytes:
-        folder, place = self.resource.fileno(), entry[self.columns[0]].item()
+        folder, path = self.resource.fileno(), entry[self.columns[0]].item()
         fd = -1
         try:
             flags = OPEN_FLAGS if self.follow_symlinks else OPEN_FLAGS | os.O_NOFOLLOW
-            fd = os.open(place, flags, dir_fd=folder)
+            fd = os.open(path, flags, dir_fd=folder)
             size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
             data = read_at(fd, size, 0) if size else b""
             status = os.fstat(fd)
