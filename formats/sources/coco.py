@@ -172,24 +172,20 @@ def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:
     """Return the image folder of an instances file, which may be ``alone`` in the source at ``path``."""
     if instances.name == ROBOFLOW_FILE:
         return instances.parent
-    images, name = path / "images", _base_name(instances)
+    images, name = path / "images", instances.stem.removeprefix(PREFIX)
     folders = (path / name, images / name, *([images] if alone else []))
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _parse_split(instances: Path) -> str:
     """Return the split in an instances file's name, or train. Raises UsageError for two."""
-    words = [word.removeprefix("mini") for word in re.findall("[a-z]+", _base_name(instances).lower())]
+    words = [word.removeprefix("mini") for word in re.findall("[a-z]+", instances.stem.lower())]
     named = {split for split in SPLITS for word in words if word.startswith(split)}
     if len(named) > 1:
         raise UsageError(
             f"is named after {' and '.join(sorted(named))}; choose it with --coco and --split", path=instances
         )
     return named.pop() if named else "train"
-
-
-def _base_name(instances: Path) -> str:
-    return instances.stem.removeprefix(PREFIX)
 
 
 class CocoInstances:
