@@ -70,11 +70,11 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     ('n01440764\\x1b[2J\\n', '01…89')
     """
     if len(text) <= most:
-        shown = _escaped(text)
-        if len(shown) <= most:
-            return shown
-    kept = most - 1
-    return f"{_escaped(text[:most])[: kept // 2]}…{_escaped(text[-most:])[-(kept - kept // 2) :]}"
+        escaped = _escape(text)
+        if len(escaped) <= most:
+            return escaped
+    head, tail = (most - 1) // 2, most // 2
+    return f"{_escape(text[:most])[:head]}…{_escape(text[-most:])[-tail:]}"
 
 
 def printable_lines(text: str) -> str:
@@ -82,7 +82,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,8 +1,8 @@
 """Spawned processes: their start, the channel to them, and their exit.
 
 They are the workers of loaders, and children that make calls, alone or as a pool, whose crash is an error of
-its call. The kernel reports their exit, not the end of a pipe or socket, which stays open while any process
-has it, such as one that the child forked.
+its call. The kernel reports their exit: a socket, a pipe and multiprocessing's sentinel stay open while any
+process has them, such as one that the child forked.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ class Channel(Owner):
 
     If the sender is killed or stopped in the middle of a message, no part of the message is received, and no
     other channel blocks. The pair has no name: no other program can open it, and nothing can be left behind.
-    An open channel does not mean that the other process is running, because a process forked by either of the
-    two keeps it open. Not thread-safe.
+    An open channel does not mean that the other process is still running. Not thread-safe.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -269,15 +268,10 @@ class SpawnedProcess(Owner):
     """A process that calls ``target(channel, **kwargs)``, and this process's end of the channel.
 
     The process ends when this one does. It does not import the main module, which would run a user's script
-    again.
-
-    The kernel reports the exit: multiprocessing's sentinel and the channel stay open as long as any process
-    lives that the child forked, or that this process forked while starting the child. The two processes share
-    only an unnamed socket pair, so neither leaves anything behind. The child ignores SIGINT from its first
-    instruction: Ctrl-C reaches all processes of a terminal, and would cause a traceback in one that is still
-    importing. Not thread-safe, except for :meth:`kill`. Does nothing in a forked copy of this process.
-
-    Raises OperationError if the system allows no further process.
+    again. The two share only an unnamed socket pair, so neither leaves anything behind. The child ignores
+    SIGINT from its first instruction: Ctrl-C reaches all processes of a terminal, and would cause a traceback
+    in one that is still importing. Not thread-safe, except for :meth:`kill`. Does nothing in a forked copy of
+    this process. Raises OperationError if the system allows no further process.
     """
 
     def __init__(self, target: Callable[..., None], *, name: str | None = None, **kwargs: Any) -> None:

@@ -409,8 +409,7 @@ class FileSource:
 
     @classmethod
     def of(cls, dataset: RecordSet) -> FileSource:
-        source: FileSource = getattr(dataset, "source", cls())  # a CachedDataset has one
-        return source
+        return getattr(dataset, "source", cls())  # a CachedDataset has one
 
     @contextmanager
     def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
