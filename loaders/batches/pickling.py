@@ -88,9 +88,9 @@ class MemoryPool:
             self._idle.append(owner)
         else:
             owner = allocate_aligned(size)
-        lent = np.frombuffer(owner.data, np.uint8)  # views keep this array alive, not its owner
-        weakref.finalize(lent, self._idle.append, owner).atexit = False
-        return lent
+        view = np.frombuffer(owner.data, np.uint8)  # views keep this array alive, not its owner
+        weakref.finalize(view, self._idle.append, owner).atexit = False
+        return view
 
 
 Buffers = list[pickle.PickleBuffer]

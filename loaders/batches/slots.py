@@ -151,11 +151,11 @@ class SlotRing:
         """Number of slots that the consumer may keep at the same time."""
         return max(self.slots - RESERVED_SLOTS, MIN_SLOTS - 1)
 
-    def may_keep(self, lent: Memory) -> bool:
+    def may_keep(self, memory: Memory) -> bool:
         """Whether the consumer may keep a lent slot's memory; otherwise its batch must be copied."""
         self._held = [memory for memory in self._held if memory() is not None]
         if len(self._held) < self.most_held:
-            self._held.append(weakref.ref(lent))
+            self._held.append(weakref.ref(memory))
             return True
         if not (self.copied or self.layout.sparse):
             warnings.warn(

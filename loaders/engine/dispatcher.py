@@ -370,9 +370,9 @@ class Dispatcher:
         elif worker.ready and now - worker.since >= SLOW_ROW_S and not worker.reported:
             worker.reported = True
             if (item := self._leases.item(worker.index, *place)) is not None:
-                what = f"a worker has spent {now - worker.since:.0f} s on {printable(self._locate(item))}"
+                finding = f"a worker has spent {now - worker.since:.0f} s on {printable(self._locate(item))}"
                 advice = "deadline= is the time after which a worker that hangs is replaced"
-                warnings.warn(f"{what}; {advice}", SlowRecord, stacklevel=2)
+                warnings.warn(f"{finding}; {advice}", SlowRecord, stacklevel=2)
 
     def _switch_run(self) -> None:
         """Switch to the consumer's current run; a stopped run has no work."""
@@ -412,11 +412,11 @@ class Dispatcher:
                 batch.on_filled()
             if batch.failure:
                 self._leases.release(batch.slot)
-                lent = np.empty(0, np.uint8)
+                memory = np.empty(0, np.uint8)
             else:
-                lent = self.ring.lend(batch.slot, self.bell.watch)
-            self._served_run.results.put((batch, lent))
-            del lent  # this frame would keep the slot
+                memory = self.ring.lend(batch.slot, self.bell.watch)
+            self._served_run.results.put((batch, memory))
+            del memory  # this frame would keep the slot
             if (trace := self.trace) is not None:
                 trace.record_delivered(self._served_run.results.qsize())
 

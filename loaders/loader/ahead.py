@@ -244,8 +244,8 @@ class Prefetcher(Owner):
         return len(self._downloaded)
 
     def _run(self) -> None:
-        while (taken := self._take()) is not None:
-            files, number, is_near = taken
+        while (task := self._take()) is not None:
+            files, number, is_near = task
             is_downloaded, had_room = False, True
             with suppress(ShardprepError, OSError):
                 is_downloaded = had_room = self._cache.prefetch(files[number], evict=is_near)

@@ -241,8 +241,8 @@ class Loader(Owner, Closable):
             self._read_ahead = check_int(read_ahead, "read_ahead, in bytes,", least=0)
             self._shards: ShardFeed | None = None  # of a dataset at a URL
             if isinstance(self.dataset, CachedDataset):
-                used = ShardFiles(files, with_image=selection.with_image)
-                self._shards = ShardFeed(self.dataset, used, plan)
+                shard_files = ShardFiles(files, with_image=selection.with_image)
+                self._shards = ShardFeed(self.dataset, shard_files, plan)
                 undo.callback(self._shards.close)
             own = self.transform
             # for states and for cards, before this process calls or changes the transform
@@ -320,11 +320,11 @@ class Loader(Owner, Closable):
         results, work, budget = self._results, self._work, self._read_ahead
         blocks = blocks_to_read(self.dataset, work.parts, with_image=work.with_image)
         read_ahead = partial(reading_ahead, self.dataset.path, blocks, budget=budget, chosen=subset.chosen)
-        opened = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
+        stacks = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
 
         def plans() -> Iterator[Plan]:
             for epoch, steps in epoch_steps:
-                opened.append(stack := ExitStack())
+                stacks.append(stack := ExitStack())
                 feed = shards and stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
                 order = None if subset.weights else plan.shard_order(epoch.number)  # weights change the order
                 ahead = stack.enter_context(read_ahead(order))
@@ -334,15 +334,15 @@ class Loader(Owner, Closable):
                         reader.expect(items["number"])
                     request = results.request(items)
                     yield from feed.plans(request, step) if feed else (request,)
-                while len(opened) > 1:
-                    opened.popleft().close()
+                while len(stacks) > 1:
+                    stacks.popleft().close()
 
         def batches() -> Batches:
             try:
                 yield from engine.run(plans())
             finally:
-                while opened:
-                    opened.popleft().close()
+                while stacks:
+                    stacks.popleft().close()
 
         self._latest_batches = batches()
         return self._latest_batches
@@ -668,11 +668,11 @@ class Loader(Owner, Closable):
 
     def __repr__(self) -> str:
         records, of, plan = len(self._subset), len(self.dataset), self._plan
-        which = f"{of:,}" if records == of else f"{records:,} of {of:,}"
+        counts = f"{of:,}" if records == of else f"{records:,} of {of:,}"
         rank = f", rank {plan.rank} of {plan.world_size}" if plan.world_size > 1 else ""
         omitted = f" without {len(plan.omission):,} of them" if plan.omission else ""
         return (
-            f"<Loader {self.dataset.location!r}: {which} records{omitted} in batches of {plan.batch_size:,}{rank}, "
+            f"<Loader {self.dataset.location!r}: {counts} records{omitted} in batches of {plan.batch_size:,}{rank}, "
             f"{count_of(self._workers, 'worker')}, epoch {self.epoch} next>"
         )
 

@@ -245,8 +245,8 @@ class ReplayedRecord:
         unknown: dict[str, Any] = {"crop": None, "mirrored": None}
         shown = [part.to_json() if part else unknown for part in self.views] or [unknown]
         views = {"views": shown} if len(shown) > 1 else {}
-        named = {"number": self.number, "key": self.key, "label": self.label}
-        return {**named, **shown[0], **views, "skipped": self.skipped}
+        values = {"number": self.number, "key": self.key, "label": self.label}
+        return {**values, **shown[0], **views, "skipped": self.skipped}
 
 
 @dataclass(frozen=True, eq=False)
@@ -454,8 +454,8 @@ class ContactSheet:
             _draw(sheet, picture, x, y, cell)
             is_bad = record.skipped is not None
             flip = " flip" if record.shown and record.shown.is_mirrored else ""
-            what = "skipped" if is_bad else f"label {record.label}{flip}"
-            lines = (record.key, INK), (f"#{record.number}", FAINT), (what, BAD if is_bad else FAINT)
+            caption = "skipped" if is_bad else f"label {record.label}{flip}"
+            lines = (record.key, INK), (f"#{record.number}", FAINT), (caption, BAD if is_bad else FAINT)
             for at, (line, colour) in enumerate(lines, 1):
                 _write(sheet, line, x, y + cell + at * LINE_HEIGHT - 3, cell, colour)
         return sheet

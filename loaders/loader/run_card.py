@@ -330,9 +330,9 @@ def check_transforms(saved: object, own: Sequence[dict[str, Any] | None], transf
 
 def _transform_difference(saved: Any, own: Any) -> tuple[str, str] | None:
     one, other = (parse_as(TransformCard | None, each) for each in (saved, own))
-    named = compare_transforms(*(each and replace(each, identity=None) for each in (one, other)))
-    if named or one is None or other is None:
-        return named
+    difference = compare_transforms(*(each and replace(each, identity=None) for each in (one, other)))
+    if difference or one is None or other is None:
+        return difference
     if compare_transforms(one, other):
         return f"{one.name} with other values", other.name
     has_code = saved["python"] == own["python"] and saved["code"] and own["code"]

@@ -82,8 +82,8 @@ class LogEntry(JsonRecord):
 
     def steps_to(self, place: int) -> int:
         """Return the number of steps from ``first`` to a place."""
-        taken = subtract_passed(self.passed, place) - subtract_passed(self.passed, self.first)
-        return -(-taken // self._step_records)
+        places = subtract_passed(self.passed, place) - subtract_passed(self.passed, self.first)
+        return -(-places // self._step_records)
 
     @property
     def _step_records(self) -> int:
@@ -426,11 +426,11 @@ def prove(
             for card in (part.card.transform for part in parts)
         }
         total = sum(loader._plan.shard_counts)
-        what = count_of(total, "place" if card.weights else "record")
+        subject = count_of(total, "place" if card.weights else "record")
         if card.records is not None:
-            what = f"{total:,} of {len(loader.dataset):,} records, a subset,"
+            subject = f"{total:,} of {len(loader.dataset):,} records, a subset,"
     transforms = tuple(sorted(titles.values()))
-    statement = _statement(f"{what} of {card.dataset}", epochs, left_out, transforms, signers)
+    statement = _statement(f"{subject} of {card.dataset}", epochs, left_out, transforms, signers)
     if save is not None:
         merged.save(save, key=key)
     return RunProof(card.dataset, total, tuple(epochs), left_out, transforms, statement, signers)
@@ -500,7 +500,7 @@ def _check_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
 
 
 def _statement(
-    what: str,
+    subject: str,
     epochs: Sequence[EpochProof],
     without: Sequence[str],
     transforms: Sequence[str],
@@ -510,7 +510,7 @@ def _statement(
     spans = [[epoch for _, epoch in run] for _, run in runs]  # of consecutive epochs
     numbers = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
     which = "epoch" if len(epochs) == 1 else "each of the epochs"
-    sentences = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
+    sentences = [f"Each of {subject} is accounted for, exactly once, in {which} {numbers}"]
     if len(transforms) > 1:
         names = ", ".join(map(printable, transforms))
         sentences.append(f"made with {len(transforms)} different transforms: {names}")

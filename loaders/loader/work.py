@@ -165,8 +165,8 @@ class Subset:
         """The root of the dataset, with digests of chosen records, weights and omitted records."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        how = "closed" if self.omission.closes_gaps else "kept"
-        omitted = f" without:{digest_of(self.omitted)}:{how}" if self.omission else ""
+        gaps = "closed" if self.omission.closes_gaps else "kept"
+        omitted = f" without:{digest_of(self.omitted)}:{gaps}" if self.omission else ""
         return self.dataset.root + chosen + weights + omitted
 
     @property

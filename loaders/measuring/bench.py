@@ -145,7 +145,7 @@ def measure(
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
     seconds = check_seconds(seconds, "the time to measure")
-    others, began = {*multiprocessing.active_children()}, time.perf_counter()
+    older, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
         cached = _cached_share(loader)
         with ExitStack() as stack:
@@ -165,7 +165,7 @@ def measure(
         handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
         stats = replace(stats, elapsed=elapsed, handing=handing)
         gap_p50, gap_p99 = arrivals.gaps
-        workers = [_process_sizes(child.pid) for child in {*multiprocessing.active_children()} - others]
+        workers = [_process_sizes(child.pid) for child in {*multiprocessing.active_children()} - older]
         return LoaderSpeed(
             images=images,
             batches=arrivals.count,
@@ -437,16 +437,16 @@ def judge_encoded(speed: LoaderSpeed, rate: float) -> Probe:
 
 def judge_repetition(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
     """Judge a repetition: it is faster if reading limits and only it found the shards in the page cache."""
-    was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
+    cached_before, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
     if cached is None or cached < IN_MEMORY:
-        why = "which says nothing about the storage, because not all shards are in memory"
-    elif was is not None and was > IN_MEMORY:
-        why = "from memory as before: the storage was not read"
+        reason = "which says nothing about the storage, because not all shards are in memory"
+    elif cached_before is not None and cached_before > IN_MEMORY:
+        reason = "from memory as before: the storage was not read"
     elif rate > FASTER * first.images_per_second:
-        why = "from memory, so the storage is slower"
+        reason = "from memory, so the storage is slower"
     else:
-        why = "from memory, so the storage is fast"
-    return Probe("again", rate, f"encoded bytes again: {rate:,.0f} images/s, {why}", None)
+        reason = "from memory, so the storage is fast"
+    return Probe("again", rate, f"encoded bytes again: {rate:,.0f} images/s, {reason}", None)
 
 
 def judge_one_core(speed: LoaderSpeed, rate: float) -> Probe:

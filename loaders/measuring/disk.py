@@ -259,14 +259,14 @@ def measure_disk(
             except OSError as error:
                 why_not = _reason(error)
         steps[-1:-1] = small
-        took = dict.fromkeys(steps, -math.inf)
+        durations = dict.fromkeys(steps, -math.inf)
         for _ in range(MAX_ROUNDS):
             for step in steps:
                 now = time.monotonic()
-                if took[step] <= end - now:
+                if durations[step] <= end - now:
                     report_progress(step.title)
                     step.round(each)
-                    took[step] = time.monotonic() - now
+                    durations[step] = time.monotonic() - now
         reads = Reads(*stream.rates)
         stayed = "the files stayed in memory: another program is reading them"
         if filesystem in NETWORK_FILESYSTEMS or filesystem.startswith("fuse"):
@@ -349,19 +349,19 @@ class Reading:
         files, block, is_direct = self._files, self.pattern.block, self._method == DIRECT
         pieces = self.pattern.pieces(files)
         is_cold = self._method and (is_direct or drop_pages(files.descriptors, pieces, block) <= COLD)
-        rate, done = read(files.descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
+        rate, pieces_read = read(files.descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
         if is_cold:
             self._cold.append(rate)
         if is_direct:
-            _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
+            _, pieces_read = read(files.descriptors, pieces, self.pattern, seconds=seconds)
         is_warm = True  # assumed for files that cannot be mapped: they were just read
         with suppress(OSError):
-            is_warm = memory_share(files.descriptors, done, block) >= WARM
+            is_warm = memory_share(files.descriptors, pieces_read, block) >= WARM
         if is_warm:
-            again = np.tile(done, (max(1, WARM_BYTES // (len(done) * block)), 1))
+            again = np.tile(pieces_read, (max(1, WARM_BYTES // (len(pieces_read) * block)), 1))
             self._warm.append(read(files.descriptors, again, self.pattern, seconds=seconds / 2)[0])
         if not self.pattern.random:
-            files.passed = (files.passed + len(done) * block / sum(files.sizes)) % 1.0
+            files.passed = (files.passed + len(pieces_read) * block / sum(files.sizes)) % 1.0
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
@@ -568,15 +568,15 @@ def read(
     flags = DIRECT_FLAGS if direct else OPEN_FLAGS if pattern.folder else 0
     options = (pattern.folder, seconds, depth, pattern.block, 0 if direct else CACHE_LINE, ahead, flags)
     numbers = np.arange(len(files)) if pattern.folder else np.array(files, np.int64)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-S", str(READER), *map(str, options)],
         input=np.column_stack((numbers[pieces[:, 0]], pieces[:, 1])).tobytes(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=files,
     )
-    reports = np.array([line.split() for line in done.stdout.splitlines()], float).reshape(-1, 6)
-    if done.returncode or len(reports) != depth:
+    reports = np.array([line.split() for line in process.stdout.splitlines()], float).reshape(-1, 6)
+    if process.returncode or len(reports) != depth:
         raise WorkerDied("a reading process ended early; check whether the system is out of memory")
     for error in map(int, reports[:, 3]):
         if error:

@@ -634,9 +634,9 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
     steps = len(plan.split(start))
-    for touched, begins, ends in _partition_uses(plan, epoch, start) if steps else ():
-        np.minimum.at(firsts, touched, begins)
-        np.maximum.at(lasts, touched, np.minimum(ends, steps - 1))
+    for part_shards, begins, ends in _partition_uses(plan, epoch, start) if steps else ():
+        np.minimum.at(firsts, part_shards, begins)
+        np.maximum.at(lasts, part_shards, np.minimum(ends, steps - 1))
     lasts[firsts >= steps] = -1  # a partition may have one step more than the epoch
     used = np.flatnonzero(lasts >= 0)
     used = used[np.argsort(firsts[used], kind="stable")]

@@ -216,8 +216,8 @@ def quality_of_batches(
     classes = Means(float(counts.mean()), expected_classes(labels, batch_size))
     mixing = ClassMixing(records, len(np.unique(labels)), shard_records, batch_size)
     steps = np.arange(batches)[:, None] * world_size + rank
-    moved = np.abs(steps * batch_size + np.arange(batch_size) - first)
-    low, high = np.percentile(moved, (5, 95)).tolist()
+    displacements = np.abs(steps * batch_size + np.arange(batch_size) - first)
+    low, high = np.percentile(displacements, (5, 95)).tolist()
     batch_of = np.full(records, -1)  # -1 for records in none
     batch_of[second] = np.arange(len(second))[:, None]
     in_both = batch_of[first]
@@ -227,8 +227,8 @@ def quality_of_batches(
     if world_size == 1:  # a mean distance, for random places a third of the epoch
         places = np.full(records, -1)
         places[first.reshape(-1)] = np.arange(first.size)
-        apart = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
-        neighbours = Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
+        distances = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
+        neighbours = Means(float(distances.mean()), (first.size + 1) / 3) if len(distances) else None
     # the deviation of the classes in batches of a random permutation
     shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED_BATCHES * batch_size]
     whole = len(shuffled) // batch_size * batch_size
@@ -240,7 +240,7 @@ def quality_of_batches(
         classes=classes,
         fewest=int(counts.min()),
         distance=(classes.found - classes.expected) / deviation if deviation else 0.0,
-        displacement=Displacement(float(moved.mean()), low, high),
+        displacement=Displacement(float(displacements.mean()), low, high),
         stored_neighbours=neighbours,
         meet_again=Means(
             float(again.mean()) if again.size else 0.0, kept * (batch_size - 1) / max(1, records - 1)

@@ -156,10 +156,10 @@ def visible_boxes(
     low_x, low_y, high_x, high_y = (boxes * (across.side, down.side, across.side, down.side)).T
     seen_x, seen_y = _visible_ranges(low_x, high_x, across), _visible_ranges(low_y, high_y, down)
     wide, high = (np.maximum(last - first, 0) for first, last in (seen_x, seen_y))
-    whole, seen = (high_x - low_x) * (high_y - low_y), wide * high
-    numbers = np.flatnonzero((seen > 0) & (seen >= least * whole))
+    area, visible = (high_x - low_x) * (high_y - low_y), wide * high
+    numbers = np.flatnonzero((visible > 0) & (visible >= least * area))
     if len(numbers) > most:
-        numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
+        numbers = np.sort(numbers[np.argsort(-visible[numbers], kind="stable")[:most]])
     (left, right), (top, bottom) = across.to_result(*seen_x), down.to_result(*seen_y)
     return np.stack([left, top, right, bottom], axis=1)[numbers], numbers
 

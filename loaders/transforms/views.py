@@ -91,13 +91,13 @@ class Views:
         """The outputs, and the views in their order."""
         given: Any = self.transforms
         if isinstance(given, dict):
-            named = [(name, f"{name}_", "", views) for name, views in given.items()]
+            named_views = [(name, f"{name}_", "", views) for name, views in given.items()]
         else:
             runs = [tuple(run) for _, run in groupby(given, key=_required_outputs)]
             ends = [f"_{number}" for number in range(len(runs))] if runs[1:] else [""]
-            named = [(IMAGE + end, "", end, run) for end, run in zip(ends, runs, strict=True)]
+            named_views = [(IMAGE + end, "", end, run) for end, run in zip(ends, runs, strict=True)]
         outputs, views = list[ArraySpec](), list[_View]()
-        for name, before, behind, own in named:
+        for name, before, behind, own in named_views:
             is_stacked = isinstance(own, tuple)
             transforms = own if is_stacked else (own,)
             specs, *others = map(_required_outputs, transforms)
@@ -125,7 +125,7 @@ class Views:
         """Write :attr:`outputs` to C-contiguous arrays."""
         images: dict[Orientation, EncodedImage] = {}
         crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
-        chosen: list[Any] = []
+        choices: list[Any] = []
         streams = _Streams(rng)
         for number, (transform, own, place) in enumerate(self._structure[1]):
             random, rows = streams.of(number), tuple(array[place] for array in arrays[own])
@@ -138,10 +138,10 @@ class Views:
                 images[orientation] = cropping.open_image(record)
             choice = cropping.choose(images[orientation], random)
             crops.setdefault((orientation, choice.reduction), []).append(choice.part)
-            chosen.append((transform, images[orientation], choice, random.bit_generator.state, rows))
+            choices.append((transform, images[orientation], choice, random.bit_generator.state, rows))
         for (orientation, reduction), parts in crops.items():
             images[orientation].decode_together(parts, reduction=reduction)
-        for transform, image, choice, state, rows in chosen:
+        for transform, image, choice, state, rows in choices:
             transform.render(record, image, choice, streams.at(state), *rows)
 
     def shown(self, record: TransformInput, rng: np.random.Generator) -> tuple[ShownPart | None, ...]:
