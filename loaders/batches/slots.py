@@ -238,7 +238,7 @@ class RowForm:
     @classmethod
     def of(cls, result: Any) -> Self | None:
         """Return the form of a result; None unless it has only plain arrays and numbers."""
-        kind, parts = _parts(result)
+        kind, parts = _kind_and_parts(result)
         if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
             return None
         fields = (ArraySpec(name, array.shape, array.dtype.str) for name, array in parts.items())  # type: ignore[union-attr]
@@ -246,7 +246,7 @@ class RowForm:
 
     def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:
         """Return the result's arrays; None if its form differs."""
-        kind, parts = _parts(result)
+        kind, parts = _kind_and_parts(result)
         if kind != self.kind or list(parts) != [field.name for field in self.fields]:
             return None
         arrays = list(parts.values())
@@ -268,7 +268,7 @@ class RowForm:
         return list(row) if self.kind == "list" else row
 
 
-def _parts(result: Any) -> tuple[Kind, dict[str, npt.NDArray[Any] | None]]:
+def _kind_and_parts(result: Any) -> tuple[Kind, dict[str, npt.NDArray[Any] | None]]:
     if type(result) is dict and all(type(name) is str for name in result):
         return "dict", {name: array_of(part) for name, part in result.items()}
     if type(result) in (tuple, list):

@@ -118,7 +118,7 @@ _map_parts = partial(convert_leaves, kinds=(Mapping, tuple))  # a list is a part
 def row_count(batch: Any) -> int:
     """Return the number of rows of a batch. Raises UsageError if its parts differ in length."""
     counts: set[int] = set()
-    _map_parts(batch, lambda part: counts.add(_length(part)))
+    _map_parts(batch, lambda part: counts.add(_part_rows(part)))
     if len(counts) != 1:
         raise UsageError(
             f"the parts of a batch must have the same number of rows; these have {sorted(counts) or 'none'}"
@@ -126,7 +126,7 @@ def row_count(batch: Any) -> int:
     return counts.pop()
 
 
-def _length(part: Any) -> int:
+def _part_rows(part: Any) -> int:
     if isinstance(part, list) or (isinstance(part, np.ndarray) and part.ndim):
         return len(part)
     raise UsageError(f"a batch consists of arrays and lists with rows, not of {type(part).__name__}")
@@ -307,9 +307,9 @@ class Conversion:
         return len(self._passes)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._run(self._passes.begin())
+        return self._convert_batches(self._passes.begin())
 
-    def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _convert_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         with ending(batches):
             # `map`, because a loop variable would hold a batch while the next is made
             yield from map(partial(convert_leaves, convert=self._convert), batches)

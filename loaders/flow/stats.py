@@ -84,7 +84,7 @@ class FlowStats(PipelineStats):
         return "rows" if self.has_rows else "items"
 
     @property
-    def _main(self) -> GroupTimes:
+    def _main_times(self) -> GroupTimes:
         main = self.groups[MAIN]
         rest = max(0.0, self.drawing - main.starved - sum(main.stages.values()))
         return replace(

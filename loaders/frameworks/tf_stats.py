@@ -125,7 +125,7 @@ class InputStats(PipelineStats):
         return self.waited if not self.unseen else self.elapsed * (self.starved > STARVED_SHARE)
 
     @property
-    def _main(self) -> GroupTimes:
+    def _main_times(self) -> GroupTimes:
         step = max(0.0, self.elapsed - self._waited)
         return GroupTimes("main", "main", 1, {STEP: step}, self._waited)
 

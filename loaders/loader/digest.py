@@ -40,7 +40,7 @@ def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) ->
         parts: Iterable[object] = map(_Literal, sorted(_digest(item, (), without) for item in value))
         kind = _name_of(type(value))
     else:
-        kind, parts = _parts(value)
+        kind, parts = _kind_and_parts(value)
     inner = (*above, id(value))
     digests = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
     return _hash_parts(kind, digests)
@@ -58,7 +58,7 @@ def _hash_parts(kind: str, parts: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
-def _parts(value: Any) -> tuple[str, Iterable[object]]:
+def _kind_and_parts(value: Any) -> tuple[str, Iterable[object]]:
     kind = str if isinstance(value, LibraryVersion) else type(value)
     if isinstance(value, ATOMS):
         return kind.__name__, [_Literal(repr(value).encode("utf-8", "backslashreplace"))]

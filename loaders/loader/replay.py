@@ -353,13 +353,13 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
             raise UsageError("the batch has no images to make a sheet of")
         first = first[IMAGE]
     if not isinstance(transform, Views):
-        return [_picture(image, transform) for image in first]
+        return [_to_picture(image, transform) for image in first]
     view_transform, shape = transform.view_transforms[0], transform.outputs[0].shape
     views = (values.reshape(-1, *(shape if values.ndim == 3 else shape[1:])) for values in first)
-    return [np.hstack([_picture(view, view_transform) for view in record]) for record in views]
+    return [np.hstack([_to_picture(view, view_transform) for view in record]) for record in views]
 
 
-def _picture(image: Any, transform: Transform | None) -> Picture:
+def _to_picture(image: Any, transform: Transform | None) -> Picture:
     if isinstance(image, bytes | memoryview):
         return decode_rgb(image)
     values = np.asarray(image)
@@ -447,17 +447,17 @@ class ContactSheet:
         cell = max(LEAST_CELL, min(CELL, MOST_WIDTH // columns - GAP))
         height, width = cell + 3 * LINE_HEIGHT + GAP, cell + GAP
         sheet: Picture = np.full((TITLE + GAP + rows * height, GAP + columns * width, 3), PAPER, np.uint8)
-        _write(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)
+        _write_text(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)
         for place, (record, picture) in enumerate(shown):
             row, column = divmod(place, columns)
             x, y = GAP + column * width, TITLE + GAP + row * height
-            _draw(sheet, picture, x, y, cell)
+            _draw_picture(sheet, picture, x, y, cell)
             is_bad = record.skipped is not None
             flip = " flip" if record.shown and record.shown.is_mirrored else ""
             caption = "skipped" if is_bad else f"label {record.label}{flip}"
             lines = (record.key, INK), (f"#{record.number}", FAINT), (caption, BAD if is_bad else FAINT)
             for at, (line, colour) in enumerate(lines, 1):
-                _write(sheet, line, x, y + cell + at * LINE_HEIGHT - 3, cell, colour)
+                _write_text(sheet, line, x, y + cell + at * LINE_HEIGHT - 3, cell, colour)
         return sheet
 
     @property
@@ -473,7 +473,7 @@ def check_suffix(path: Path) -> None:
         raise UsageError("a sheet is a .png or .html file; use one of these suffixes", path=path)
 
 
-def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
+def _draw_picture(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
     """Draw a picture centred in its cell; without one, a crossed frame."""
     if picture is None:
         cv2.rectangle(sheet, (x, y), (x + cell - 1, y + cell - 1), BAD)
@@ -487,7 +487,7 @@ def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) ->
     sheet[top : top + size[1], left : left + size[0]] = shown
 
 
-def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:
+def _write_text(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:
     """Write text, shortened in its middle to ``width`` pixels."""
     ascii_text = text.encode("ascii", "replace").decode()
     shown, length = ascii_text, len(ascii_text)

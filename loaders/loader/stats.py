@@ -269,7 +269,7 @@ class PipelineStats(Counts, ABC):
 
     @property
     @abstractmethod
-    def _main(self) -> GroupTimes:
+    def _main_times(self) -> GroupTimes:
         """The times of the consumer's thread; the last stage is its own work."""
 
     @abstractmethod
@@ -278,7 +278,7 @@ class PipelineStats(Counts, ABC):
 
     def as_supplier(self) -> Supplier:
         """Return the consumer's thread without its own work, as another consumer's supplier."""
-        own = self._main.loads(self._timed_rows, self.elapsed)[:-1]
+        own = self._main_times.loads(self._timed_rows, self.elapsed)[:-1]
         return Supplier(own, 0.0, lambda slowest, rate: self._advice_for(slowest))
 
     def _advice_for(self, stage: str) -> str:
@@ -301,14 +301,14 @@ class PipelineStats(Counts, ABC):
         if not self.is_known:
             return ()
         before = (load for supplier in self.suppliers() for load in supplier.loads)
-        return (*before, *self._main.loads(self._timed_rows, self.elapsed))
+        return (*before, *self._main_times.loads(self._timed_rows, self.elapsed))
 
     @property
     def verdict(self) -> Verdict | None:
         """The stage that limits; None before the second batch or item."""
         if not self.is_known:
             return None
-        *own, step = main = self._main.loads(self._timed_rows, self.elapsed)
+        *own, step = main = self._main_times.loads(self._timed_rows, self.elapsed)
         rate, suppliers = self._timed_rows / self.elapsed, [each for each in self.suppliers() if each.loads]
         supplier = max(suppliers, key=lambda each: (each.waited, seconds_of(*each.loads)), default=None)
         if supplier and supplier.waited > MAX_WAITING_SHARE * self.elapsed:
@@ -382,7 +382,7 @@ class LoaderStats(EngineStats, PipelineStats):
     storage: StorageCounts = field(default_factory=StorageCounts)
 
     @property
-    def _main(self) -> GroupTimes:
+    def _main_times(self) -> GroupTimes:
         step = max(0.0, self.elapsed - self.starved - self.handing - self.storage.limiting)
         return GroupTimes("main", "main", 1, {HAND_OVER: self.handing, STEP: step}, self.starved)
 

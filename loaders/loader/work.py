@@ -620,8 +620,7 @@ class Results:
         self._form: RowForm | None = None
 
     def request(self, items: Items) -> BatchRequest:
-        request = BatchRequest(items)
-        return request.with_rows(self._form, at=0, room=self._room) if self._form else request
+        return BatchRequest(items).with_rows(self._form, at=0, room=self._room)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         """Return a batch's parts, without skipped rows."""
@@ -630,7 +629,7 @@ class Results:
         arrays = dict(zip(batch.arrays, delete_rows(skipped, batch.arrays.values()), strict=True))
         if isinstance(columns := self._transform, AsColumns):
             rows: list[Any] = list(batch.payloads.values())
-            sent = {n: _column(columns, n, [row[n] for row in rows]) for n in columns.varying_names}
+            sent = {n: _stack_column(columns, n, [row[n] for row in rows]) for n in columns.varying_names}
             return [{name: arrays[name] if name in arrays else sent[name] for name in columns.names}]
         if self._is_declared:
             return list(arrays.values())
@@ -656,7 +655,7 @@ class Results:
         return list(parts) if isinstance(parts, tuple) else [parts]
 
 
-def _column(columns: AsColumns, name: str, values: list[Any]) -> Any:
+def _stack_column(columns: AsColumns, name: str, values: list[Any]) -> Any:
     if name in columns.json:
         return JsonValues(values)
     forms = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}

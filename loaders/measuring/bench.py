@@ -376,17 +376,17 @@ def probe(make: LoaderFactory, speed: LoaderSpeed, transform: Transform | None, 
     runs = [probe_hand_over(make, speed, seconds=seconds)]
     if transform is None:
         again = measure(make, seconds=seconds)
-        return Probes(speed.limit, (*runs, _inconclusive_if_short(judge_repetition(speed, again), again)))
+        return Probes(speed.limit, (*runs, _mark_if_inconclusive(judge_repetition(speed, again), again)))
     first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
     alone = measure(partial(make, workers=1), seconds=seconds)
     rate = 1 / max(sum(alone.stages[name] for name in TRANSFORM_STAGES), 1e-12)
-    runs.append(_inconclusive_if_short(judge_encoded(speed, first.images_per_second), first))
-    runs.append(_inconclusive_if_short(judge_repetition(first, second), first, second))
-    runs.append(_inconclusive_if_short(judge_one_core(speed, rate), alone))
+    runs.append(_mark_if_inconclusive(judge_encoded(speed, first.images_per_second), first))
+    runs.append(_mark_if_inconclusive(judge_repetition(first, second), first, second))
+    runs.append(_mark_if_inconclusive(judge_one_core(speed, rate), alone))
     return Probes(speed.limit, tuple(runs))
 
 
-def _inconclusive_if_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
+def _mark_if_inconclusive(run: Probe, *speeds: LoaderSpeed) -> Probe:
     """Return the probe, without a conclusion if one of its runs was too short."""
     if not any(speed.is_too_short for speed in speeds):
         return run

@@ -679,10 +679,10 @@ def _partition_uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[R
 
 def _mean_rank(keys: Records, window: int, count: int) -> npt.NDArray[np.float64]:
     """The mean number of keys below each of ``keys``, where key i is uniform in i .. i + ``window``."""
-    return _area(keys, window) - _area(keys - count, window)
+    return _ramp_area(keys, window) - _ramp_area(keys - count, window)
 
 
-def _area(lengths: Records, window: int) -> npt.NDArray[np.float64]:
+def _ramp_area(lengths: Records, window: int) -> npt.NDArray[np.float64]:
     """The area under a ramp from 0 to 1 over ``window``, then constant."""
     rising = np.clip(lengths, 0, window)
     return rising**2 / (2 * window) + np.maximum(lengths - window, 0)

@@ -95,17 +95,17 @@ class DisplacedOrder:
     def _block_of(self, place: int) -> OrderBlock:
         """The block of a place: T - window to T places precede a threshold T, and a block spans a window."""
         number = place // self._block_size
-        block = self._block(number)
-        return block if place < block.stop else self._block(number + 1)
+        block = self._cached_block(number)
+        return block if place < block.stop else self._cached_block(number + 1)
 
-    def _block(self, number: int) -> OrderBlock:
-        block = self._recent_blocks.pop(number, None) or self._compute(number)
+    def _cached_block(self, number: int) -> OrderBlock:
+        block = self._recent_blocks.pop(number, None) or self._compute_block(number)
         self._recent_blocks[number] = block
         if len(self._recent_blocks) > KEPT_BLOCKS:
             del self._recent_blocks[next(iter(self._recent_blocks))]  # the least recently used
         return block
 
-    def _compute(self, number: int) -> OrderBlock:
+    def _compute_block(self, number: int) -> OrderBlock:
         """Sort 64-bit keys: i + window * u as a fixed-point number in the high bits, i in the low bits."""
         self._computed += 1
         first = number * self._block_size

@@ -170,16 +170,16 @@ class AsColumns:
         return AsColumns(names, tuple(spec for spec in self.rows if spec.name in names), self.json)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
-        return _values(record, self.names)
+        return _column_values(record, self.names)
 
     def write(self, record: TransformInput, rows: Mapping[str, npt.NDArray[Any]], row: int) -> object:
         """Write the values of one size to a row of each array; return the others, None if there are none."""
         for spec in self.rows:
             rows[spec.name][row] = record.columns[spec.name]
-        return _values(record, self.varying_names) or None
+        return _column_values(record, self.varying_names) or None
 
 
-def _values(record: TransformInput, names: tuple[str, ...]) -> dict[str, Any]:
+def _column_values(record: TransformInput, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: record.image if name == IMAGE else record.columns[name] for name in names}
 
 

@@ -82,7 +82,7 @@ class TargetOptions:
         """Write the arrays of the specs for a result at this place of the turned image."""
         masks = len(self.masks)
         for name, out in zip(self.masks, arrays[:masks], strict=True):
-            mask = turn.apply_to_pixels(parse_mask(_column(record, name), name, key=record.key))
+            mask = turn.apply_to_pixels(parse_mask(_read_column(record, name), name, key=record.key))
             if mask.shape != (down.side, across.side):
                 height, width = mask.shape
                 raise BadTarget(
@@ -92,7 +92,7 @@ class TargetOptions:
             np.take(mask.take(down.pixels(), axis=0), across.pixels(), axis=1, out=out, mode="clip")
         if self.boxes is None:
             return
-        boxes = turn.apply_to_boxes(parse_boxes(_column(record, self.boxes), self.boxes, key=record.key))
+        boxes = turn.apply_to_boxes(parse_boxes(_read_column(record, self.boxes), self.boxes, key=record.key))
         visible, numbers = visible_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
         size, many = (across.size, down.size), len(numbers)
         out, *labels, count = arrays[masks:]
@@ -100,11 +100,11 @@ class TargetOptions:
         out[many:] = 0
         count[...] = many
         if (column := self.box_labels) is not None:
-            values = parse_labels(_column(record, column), column, len(boxes), key=record.key)
+            values = parse_labels(_read_column(record, column), column, len(boxes), key=record.key)
             labels[0][:many], labels[0][many:] = values[numbers], NO_LABEL
 
 
-def _column(record: TransformInput, name: str) -> Any:
+def _read_column(record: TransformInput, name: str) -> Any:
     if name not in record.columns:
         names = ", ".join(record.columns) or "none"
         raise UsageError(f"there is no column {name!r}; the columns that are read: {names}", key=record.key)

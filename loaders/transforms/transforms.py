@@ -326,7 +326,7 @@ class EvalTransform(ImageTransform):
         smallest = min(image.size)
         reduction = self._reduction(image, (smallest, smallest), (self.resize, self.resize))
         wide, high = (
-            self._centre(side, size, smallest)
+            self._centre_span(side, size, smallest)
             for side, size in zip(image.size, self._sides[::-1], strict=True)
         )
         method = METHODS.get(self.interpolation, self._auto_method(-(-smallest // reduction)))
@@ -347,7 +347,7 @@ class EvalTransform(ImageTransform):
         rows, columns = self._sides
         self._format.write(pixels[top : top + rows, left : left + columns], out)
 
-    def _centre(self, side: int, size: int, shorter: int) -> Span:
+    def _centre_span(self, side: int, size: int, shorter: int) -> Span:
         if self.rounding == "tensorpack":
             resized = int(self.resize / shorter * side + 0.5)
             return Span(side, 0, side, resized, size, (resized - size) // 2)
