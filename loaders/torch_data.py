@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.files import Owner, not_copyable
+from shardprep.formats.runtime.files import Owner, not_copyable_error
 from shardprep.loaders.batches.passes import Source
 from shardprep.loaders.batches.slots import NUMBERS
 from shardprep.loaders.batches.stack import Conversion
@@ -38,7 +38,7 @@ class TorchBatches(Owner, Conversion, IterableDataset[Any]):  # type: ignore[mis
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. Raises UsageError in a DataLoader's worker, or if one would batch batches."""
         if get_worker_info() is not None:
-            raise not_copyable(self, self.copy_advice)
+            raise not_copyable_error(self, self.copy_advice)
         # Only a DataLoader's fetcher knows whether it batches. The variables of no other caller are read,
         # because its frame would then keep them, such as batches.
         caller = sys._getframe(1)

@@ -303,7 +303,7 @@ class PlainProgress(CommandProgress):
         self._printed = time.monotonic()
         self._next = self._printed + self._interval_s
         self._shown = pace.done
-        left = round(pace.left_s())
+        left = round(pace.seconds_left())
         remaining = f"{timedelta(seconds=left)} left" if left else ""
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), remaining]
         print_with_time(f"{self._title}: {', '.join(part for part in state if part)}")

@@ -26,7 +26,7 @@ from shardprep.formats.records.record import (
     permutation,
 )
 from shardprep.formats.records.schema import BadValue
-from shardprep.formats.runtime.jobs import Unit, other_machine, refuse_other_versions
+from shardprep.formats.runtime.jobs import Unit, other_machine_error, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import check_flags, check_int, check_seed
 from shardprep.formats.shards.manifest import FORMAT_VERSION
@@ -289,14 +289,14 @@ def check_machine(
     """
     refuse_other_versions(home_versions, writer_versions(options), "conversion")
     if not run.is_dir():
-        raise other_machine(
+        raise other_machine_error(
             "does not see the output, or its run has ended; mount the output there at the same path", run
         )
     try:
         with reader.open() as opened, suppress(BadImage, BadValue):
             opened.read(entries[0])
     except (SourceDamaged, OSError) as error:
-        raise other_machine(
+        raise other_machine_error(
             f"does not see the source as it was listed ({error}); mount the same source there at the same "
             "path"
         ) from error

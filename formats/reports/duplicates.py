@@ -118,7 +118,7 @@ class Duplicates:
         same = same[~np.isin(same["first"], exact["first"])]
         both = np.concatenate([_first_of_each(mine), _first_of_each(theirs)])
         near, is_bounded = _near_links(both, len(_first_of_each(mine)))
-        near, is_cut = _with_same_hash(near, mine)
+        near, is_cut = _repeat_for_hash(near, mine)
         return cls(_sort_links([exact, same, near]), is_bounded or is_cut)
 
 
@@ -180,7 +180,7 @@ def _near_links(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
     return np.concatenate(parts)[:MOST_NEAR], count > MOST_NEAR
 
 
-def _with_same_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
+def _repeat_for_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
     """Repeat each link for all rows with the hash of its ``first``; also return whether some were dropped."""
     _, starts, counts = np.unique(hashed["hash"], return_index=True, return_counts=True)
     firsts = hashed["record"][starts]

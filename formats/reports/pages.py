@@ -106,7 +106,7 @@ def histogram(
     most = max([*counts, 1])
     step = (WIDTH - LEFT - RIGHT) / max(len(counts), 1)
     drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
-    ticks = _spaced([(LEFT + at * step, edge, show(edge)) for at, edge in enumerate(edges)])
+    ticks = _choose_ticks([(LEFT + at * step, edge, show(edge)) for at, edge in enumerate(edges)])
     rows = [
         (f"{show(low)} to {show(high)}" if low < high else show(low), f"{count:,}")
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
@@ -120,7 +120,7 @@ def histogram(
     return _figure(title, text, drawn, ticks, up, (axis, counted), rows)
 
 
-def _spaced(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
+def _choose_ticks(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
     """Choose from ticks (place, value, text) both ends and the roundest ones whose texts do not touch."""
 
     def roundness(tick: tuple[float, float, str]) -> tuple[int, bool]:

@@ -110,10 +110,10 @@ class Owner:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
-        raise not_copyable(self, self.copy_advice)
+        raise not_copyable_error(self, self.copy_advice)
 
 
-def not_copyable(owner: object, advice: str) -> NotCopyable:
+def not_copyable_error(owner: object, advice: str) -> NotCopyable:
     return NotCopyable(
         f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
         f"{advice}"
@@ -538,7 +538,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """The system's errors for a disk without room, for everyone or for this user."""
 
 
-def no_space(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpace:
+def full_disk_error(path: str | os.PathLike[str], number: int = errno.ENOSPC) -> NoSpace:
     """Return the error for a file on a disk without room; ``number`` is one of FULL_DISK.
 
     Call it before removing any file.
@@ -554,7 +554,7 @@ def errors_as_no_space(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        raise no_space(path, error.errno) from error
+        raise full_disk_error(path, error.errno) from error
 
 
 def full_disk_message(path: str | os.PathLike[str] | None, number: int) -> str:

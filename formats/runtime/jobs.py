@@ -103,10 +103,10 @@ class ProgressCounters(Owner):
         for unit in units:
             self._record_bytes[unit.number] = unit.size / max(unit.records, 1)
 
-    def done(self, number: int) -> int:
+    def records_done(self, number: int) -> int:
         return int(self._counts()[number])
 
-    def total(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
         """Return the number of records done of all units, and about how many bytes these are."""
         counts = self._counts()
         return int(counts.sum()), int(counts @ self._record_bytes)
@@ -252,14 +252,14 @@ class _Run(Generic[Built]):
                     self.built[job.shard.number] = value
 
     def _report(self) -> None:
-        self.progress.at(*self.counters.total())
+        self.progress.at(*self.counters.totals())
         if (count := len(self.built.keys() - self.earlier)) > self.reported:
             self.reported = count
             report_shards(self.progress, count, self.counters.units - len(self.earlier))
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
-        number, at = job.shard.number, self.counters.done(job.shard.number)
+        number, at = job.shard.number, self.counters.records_done(job.shard.number)
         if isinstance(error, ChildDied):
             try:
                 call_isolated(DECODE_TIMEOUT_S, job.decode, at)
@@ -351,7 +351,7 @@ class OtherMachine(OperationError):
     """A machine sees a different source or output, or has different library versions."""
 
 
-def other_machine(text: str, path: str | os.PathLike[str] | None = None) -> OtherMachine:
+def other_machine_error(text: str, path: str | os.PathLike[str] | None = None) -> OtherMachine:
     return OtherMachine(f"the machine {socket.gethostname()} {text}", path=path)
 
 
@@ -360,7 +360,7 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
     differing = [name for name in {**home, **here} if home.get(name) != here.get(name)]
     if differing:
         theirs, ours = (", ".join(f"{n} {v.get(n, 'none')}" for n in differing) for v in (home, here))
-        raise other_machine(
+        raise other_machine_error(
             f"has {ours}, but the {work} was begun with {theirs}; install those versions there"
         )
 

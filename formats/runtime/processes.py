@@ -461,7 +461,7 @@ class Child(Owner, AbstractContextManager["Child"]):
         """
         if not self._is_ready:
             if self._receive_answer(START_TIMEOUT_S) is None:
-                raise not_ready(START_TIMEOUT_S)
+                raise not_ready_error(START_TIMEOUT_S)
             self._is_ready = True
         self._process.channel.post(ForkingPickler.dumps((call, args, kwargs)))
         answer = self._receive_answer(math.inf if seconds is None else seconds)
@@ -520,7 +520,7 @@ def call_isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwar
         return child.call(seconds, call, *args, **kwargs)
 
 
-def not_ready(seconds: float) -> WorkerDied:
+def not_ready_error(seconds: float) -> WorkerDied:
     """Return the error for a process that did not become ready in time."""
     return WorkerDied(
         f"a worker process was not ready within {seconds:g} s, and was killed: check whether it hangs "

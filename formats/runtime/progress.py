@@ -215,7 +215,7 @@ class Pace:
         texts = [f"{rate:,.0f} {self._noun}/s"] if rate and not self.counts_bytes else []
         return [*texts, f"{bytes_per_second / 1e6:,.0f} MB/s"] if bytes_per_second >= 5e5 else texts
 
-    def left_s(self) -> float:
+    def seconds_left(self) -> float:
         """Return the remaining time in seconds; 0 while it is unknown, and at the end."""
         missing, (rate, _) = self.total - self.done, self._rates()
         return missing / rate if rate else 0.0

@@ -29,7 +29,7 @@ from shardprep.formats.runtime.files import (
     LockDescriptor,
     Owner,
     flush_file,
-    no_space,
+    full_disk_error,
     publish_bytes,
 )
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
@@ -170,7 +170,7 @@ class WorkFolder(Owner):
             return
         full: NoSpace | None = None
         if isinstance(error, OSError) and error.errno in FULL_DISK:
-            full = no_space(error.filename or self.output, error.errno)  # before files are removed
+            full = full_disk_error(error.filename or self.output, error.errno)  # before files are removed
         try:
             for alive in self._locks[1:]:  # on NFS and FUSE, a folder with an open file cannot be removed
                 alive.close()

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardprep.formats.errors import DataError, NoSpace, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.runtime.files import FULL_DISK, ReadAt, no_space
+from shardprep.formats.runtime.files import FULL_DISK, ReadAt, full_disk_error
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.shards.read import (
     Address,
@@ -101,7 +101,7 @@ class LmdbShardWriter(ShardWriter):
             except OSError as reason:
                 number = reason.errno or number
         if number in FULL_DISK:
-            return no_space(self._path, number)
+            return full_disk_error(self._path, number)
         return OSError(number, f"LMDB: {error}", os.fspath(self._path))
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -234,13 +234,13 @@ class LmdbPages:
         low, high, flags, _, start = node
         length = low | high << 16
         if flags == _IN_OVERFLOW and start + _PAGE_NUMBER.size <= self.size:
-            return self._overflow(_PAGE_NUMBER.unpack_from(page.data, start)[0], length, wanted)
+            return self._read_overflow(_PAGE_NUMBER.unpack_from(page.data, start)[0], length, wanted)
         if flags or start + length > self.size:
             raise self._damaged(f"page {page.number} has an invalid record")
         first = page.data[start : start + min(length, wanted)]
         return page.number * self.size + start, length, first
 
-    def _overflow(self, number: int, length: int, wanted: int) -> Value:
+    def _read_overflow(self, number: int, length: int, wanted: int) -> Value:
         """Return a value in overflow pages, all of which are in the file."""
         data = self._read(number, HEADER.size + min(length, wanted))
         own_number, _, flags, low, high = HEADER.unpack_from(data)

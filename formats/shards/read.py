@@ -232,7 +232,7 @@ def advice_for(link: Path) -> str:
     )
 
 
-def not_indexed(link: Path, issue: str) -> ShardDamaged:
+def not_indexed_error(link: Path, issue: str) -> ShardDamaged:
     """Return the error for an archive that is not the indexed one; it names the archive."""
     return ShardDamaged(f"{issue}; {advice_for(link)}", path=os.path.realpath(link))
 
@@ -295,7 +295,7 @@ class IndexedArchive:
     def check(self, dataset: Path) -> None:
         """Raise ShardDamaged, naming the archive, if it has an :meth:`find_issue`; OSError."""
         if issue := self.find_issue(dataset):
-            raise not_indexed(dataset / ARCHIVE_NAME, issue)
+            raise not_indexed_error(dataset / ARCHIVE_NAME, issue)
 
 
 def changed_in(link: Path, region: Region) -> str:
@@ -433,7 +433,7 @@ class Shard(Owner, Closable):
         except FileNotFoundError as error:
             if not in_place:
                 raise
-            raise not_indexed(images, "is not there") from error
+            raise not_indexed_error(images, "is not there") from error
         try:
             if entry is None:
                 self._addresses  # noqa: B018 - reads and checks them

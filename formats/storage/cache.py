@@ -33,8 +33,8 @@ from shardprep.formats.runtime.files import (
     LockDescriptor,
     Owner,
     errors_as_no_space,
+    full_disk_error,
     hash_descriptor,
-    no_space,
     user_path,
 )
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
@@ -195,7 +195,7 @@ class FileCache(Owner, Closable):
             self._refuse_closed()
             idle_s = patience.pause(result.state)
             if result.full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
-                raise no_space(self.folder.path, result.full)
+                raise full_disk_error(self.folder.path, result.full)
             if self._bytes_needed(wanted) > result.limit or idle_s >= self._patience_s:
                 raise self._too_small_error(max(result.least, self._bytes_needed(wanted)), result.limit)
         return result

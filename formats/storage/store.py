@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import FULL_DISK, Owner, flush_file, no_space, redact, user_path
+from shardprep.formats.runtime.files import FULL_DISK, Owner, flush_file, full_disk_error, redact, user_path
 from shardprep.formats.runtime.progress import check_int, check_seconds
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _error_for(
         return RemoteMissing(f"is not there{status}", **at)
     for number in FULL_DISK:
         if place.folder and f"(os error {number})" in line:
-            return no_space(place.folder / (name or ""), number)
+            return full_disk_error(place.folder / (name or ""), number)
     if place.folder and _NO_LINKS.search(line):
         advice = "give the URL of the bucket if it is a mounted one, or copy with prep fetch"
         return RemoteFailed(f"cannot be made: its file system may have no hard links; {advice}", **at)

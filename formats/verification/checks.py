@@ -179,7 +179,7 @@ Value = tuple[bytes, int, bytes]
 class FileCheck:
     """A check of the file ``entry`` at ``path``, with its records or column values, at a level. Picklable.
 
-    If it ``reads`` these, its methods run in separate processes: a damaged container may crash the library
+    If it ``reads_values``, its methods run in separate processes: a damaged container may crash the library
     that opens it, and a damaged image the decoder. ``container`` is empty for any other file, such as a
     column's table of values of one size. ``keys`` are the records' keys, and ``rows`` their rows of the index
     or the column's table; None if these are damaged. ``number`` is the shard's, and ``field`` its column,
@@ -201,7 +201,7 @@ class FileCheck:
     place: int = 0
 
     @property
-    def reads(self) -> bool:
+    def reads_values(self) -> bool:
         """Whether records or values are read, not only hashed."""
         return self.level in ("records", "decode") and (self.container != "" or self.field is not None)
 
@@ -218,7 +218,7 @@ class FileCheck:
                 if hash_region(archive, self.region) != self.region.sha256:
                     result.findings.append(Finding(ARCHIVE_NAME, changed_in(archive, self.region)))
             path = Path(f"/proc/self/fd/{descriptor}")
-            values = self._values(path, result, range(self.entry.records)) if self.reads else ()
+            values = self._values(path, result, range(self.entry.records)) if self.reads_values else ()
             for key, label, value in values:
                 digests.append(content_digest(key, label, value))
                 if self.level == "decode":

@@ -28,7 +28,7 @@ from shardprep.formats.runtime.jobs import (
     AT_ONCE,
     ExecutorCall,
     completed_calls,
-    other_machine,
+    other_machine_error,
     refuse_other_versions,
 )
 from shardprep.formats.runtime.loop_thread import LoopThread, run_all
@@ -277,7 +277,7 @@ class DatasetView:
     archive_bytes: int | None
 
     @classmethod
-    def here(cls, path: Path, *, decode: bool) -> Self:
+    def of_this_machine(cls, path: Path, *, decode: bool) -> Self:
         size = None
         with suppress(OSError):  # there is none, or its own check reports why it cannot be read
             size = (path / ARCHIVE_NAME).stat().st_size
@@ -299,7 +299,7 @@ class DatasetView:
             issue = str(error)
         if issue:
             text = f"does not see the dataset ({issue}); mount it there at the same path"
-            raise other_machine(text, self.path)
+            raise other_machine_error(text, self.path)
         return call()
 
 
@@ -440,7 +440,7 @@ class _Verification:
         places = iter(range(len(files)))
         calls = []
         if self.executor is not None:
-            view = DatasetView.here(self.report.dataset, decode=self.report.level == "decode")
+            view = DatasetView.of_this_machine(self.report.dataset, decode=self.report.level == "decode")
             for check, file in zip(checks, files, strict=True):
                 call = partial(_run_check, check, self.files, file.size, None)
                 calls.append(ExecutorCall(partial(view.call, file.name, call), view.path, file.name))
@@ -490,7 +490,7 @@ def _run_check(check: FileCheck, files: DatasetFiles, size: int, children: Worke
         try:
             with files.provide(check.entry) as path:
                 check = replace(check, path=path)
-                if not check.reads:
+                if not check.reads_values:
                     return check.run()
                 with WorkerPool(1) if children is None else nullcontext(children) as pool:
                     return run_in_child(check, SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)

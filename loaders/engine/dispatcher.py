@@ -27,7 +27,7 @@ from shardprep.formats.runtime.processes import (
     START_TIMEOUT_S,
     SpawnedProcess,
     is_starting_process,
-    not_ready,
+    not_ready_error,
 )
 from shardprep.loaders.batches.pickling import Memory, PickledValue
 from shardprep.loaders.batches.slots import RowForm, SlotRing
@@ -327,7 +327,7 @@ class Dispatcher:
         self._failed_starts[worker.index] += MAX_FAILED_STARTS // 2 if worker.overdue else 1
         is_last = self._failed_starts[worker.index] >= MAX_FAILED_STARTS
         if worker.overdue and is_last:
-            error = not_ready(self._start_timeout)
+            error = not_ready_error(self._start_timeout)
             error.message += ". If opening the work takes longer, set `deadline` to the seconds it needs"
             raise error
         if is_last or (code is not None and code >= 0 and not worker.overdue):

@@ -62,7 +62,7 @@ def test_the_rate_of_a_large_shard_is_over_all_the_time_it_took(clock: Mock) -> 
     pace = Pace(100, 0)
     for records in [0] * 149 + [50]:
         pace.at(records, 0)
-    assert pace.left_s() == 150
+    assert pace.seconds_left() == 150
 
 
 @patch("shardprep.cli.console.output.FIRST_STATUS_S", 0)
