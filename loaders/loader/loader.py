@@ -157,7 +157,7 @@ class Loader(Owner, Closable):
     dataset: Dataset | Collection
     _state_card: RunCard | None = None
     _latest_batches: Batches | None = None  # of the latest run
-    _started: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
+    _early_epoch: tuple[Epoch, Batches] | None = None  # an epoch whose first batches are being made
     _unstarted_epoch: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
     copy_advice = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
@@ -287,7 +287,7 @@ class Loader(Owner, Closable):
             if self._works_ahead and self._latest_batches is batches:  # no steps() and no close() in between
                 undo.pop_all()
                 self.engine.pause()
-                self._started = Epoch(self._plan, epoch.number + 1), batches
+                self._early_epoch = Epoch(self._plan, epoch.number + 1), batches
         epoch.end()
 
     def _batches_from(self, epoch: Epoch) -> Batches:
@@ -295,18 +295,18 @@ class Loader(Owner, Closable):
 
         The workers then make the first batches of the next epoch before it begins.
         """
-        if self._started:
-            expected, batches = self._started
+        if self._early_epoch:
+            expected, batches = self._early_epoch
             if epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
-                self._started = None
+                self._early_epoch = None
                 return batches
         plan, works_ahead = self._plan, self._works_ahead and self.batches_per_epoch
         later = (Epoch(plan, number) for number in count(epoch.number + 1)) if works_ahead else ()
         return self._batches((each, range(len(each))) for each in chain([epoch], later))
 
-    def _close_started(self) -> None:
-        if self._started:
-            (_, batches), self._started = self._started, None
+    def _close_early_epoch(self) -> None:
+        if self._early_epoch:
+            (_, batches), self._early_epoch = self._early_epoch, None
             batches.close()
 
     def _batches(self, epoch_steps: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
@@ -315,7 +315,7 @@ class Loader(Owner, Closable):
         They do not refer to this loader, which may refer to them. Raises UsageError for a closed loader.
         """
         self.engine.refuse_closed()
-        self._close_started()
+        self._close_early_epoch()
         engine, shards, subset, plan = self.engine, self._shards, self._subset, self._plan
         results, work, budget = self._results, self._work, self._read_ahead
         blocks = blocks_to_read(self.dataset, work.parts, with_image=work.with_image)
@@ -679,7 +679,7 @@ class Loader(Owner, Closable):
     def close(self) -> None:
         """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self._latest_batches = None
-        self._close_started()
+        self._close_early_epoch()
         self.engine.close()
         if self._shards:
             self._shards.close()

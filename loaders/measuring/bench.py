@@ -145,7 +145,7 @@ def measure(
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
     """
     seconds = check_seconds(seconds, "the time to measure")
-    older, began = {*multiprocessing.active_children()}, time.perf_counter()
+    existing, began = {*multiprocessing.active_children()}, time.perf_counter()
     with make() as loader:
         cached = _cached_share(loader)
         with ExitStack() as stack:
@@ -165,7 +165,7 @@ def measure(
         handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
         stats = replace(stats, elapsed=elapsed, handing=handing)
         gap_p50, gap_p99 = arrivals.gaps
-        workers = [_process_sizes(child.pid) for child in {*multiprocessing.active_children()} - older]
+        workers = [_process_sizes(child.pid) for child in {*multiprocessing.active_children()} - existing]
         return LoaderSpeed(
             images=images,
             batches=arrivals.count,
