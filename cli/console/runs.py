@@ -141,6 +141,8 @@ def load_chosen(subset: Path | None, without: Path | None) -> dict[str, Any]:
             with errors_as_damage(file, "give an array, as numpy.save writes it"):
                 os.close(open_regular(file))  # opening a FIFO below would block
                 arrays[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
+                if not arrays[name].itemsize:
+                    raise ValueError("has elements without a size")
     return arrays
 
 

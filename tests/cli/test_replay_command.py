@@ -29,6 +29,7 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.npz").write_bytes(b"PK\3\4")
     short = (folder / "some.npy").read_bytes().replace(b"(20,), }" + b" " * 12, b"(20%s,), }" % (b"0" * 12))
     (folder / "short.npy").write_bytes(short)
+    (folder / "none.npy").write_bytes(short.replace(b"<i8", b"|S0"))
     for name, options in RUNS.items():
         with run(folder, **options) as loader:
             loader.card().save(folder / f"{name}.json")
@@ -132,8 +133,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--card", "other.json", "--step", 0, "--transform", "mine:seven"], "its transform was seven"),
         (["--card", "run.json", "--step", 0, "--subset", "some.npy"], "its records was"),
         (["--step", 0, "--sheet", "x.gif"], ".png or .html"),
-        (["--step", 0, "--transform", "neither"], "package.module:name"),
-        (["--step", 0, "--transform", ".mine:seven"], "package.module:name"),
+        *((["--step", 0, "--transform", name], "package.module:name") for name in ("neither", ".mine:seven")),
         (["--step", 0, "--transform", "mine:eight"], "has no attribute 'eight'"),
         (["--step", 0, "--gaps", "keep"], "--gaps is only for --without"),
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
@@ -141,8 +141,8 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
         (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save"),
         (["--step", 0, "--subset", "short.npy"], "than file size; give an array, as numpy.save"),
-        (["--step", 0, "--subset", "fifo"], "fifo: is not a regular file"),
-        (["--step", 0, "--without", "fifo"], "fifo: is not a regular file"),
+        *((["--step", 0, flag, "fifo"], "fifo: is not a regular file") for flag in ("--subset", "--without")),
+        (["--step", 0, "--without", "none.npy"], "elements without a size; give an array, as numpy.save"),
         (["--card", "mine.py", "--step", 0], "line 1 is not JSON"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",

@@ -305,9 +305,7 @@ def test_each_split_of_a_folder_is_checked(built: Built, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("g-*.xml"))) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["[max", "max = 3", "root = 5", "[least]\nleaks = 1", "\udcff", "a=" + "[" * 5000]
-)
+@pytest.mark.parametrize("text", ["[max", "max=3", "root=5", "[least]\nleaks=1", "\udcff", "a=" + "[" * 5000])
 def test_a_file_of_something_else_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "gate.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
 
