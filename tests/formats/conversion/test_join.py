@@ -195,8 +195,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     with pytest.raises(error, match=match):
         join(dataset, {name: str(tmp_path / origin) for name, origin in columns.items()}, workers=0)
 
-    after = {name: digest for name, digest in tree(dataset).items() if not name.startswith(".prep")}
-    assert after == before
+    assert {name: digest for name, digest in tree(dataset).items() if not name.startswith(".prep")} == before
     assert verify(dataset).exit_code == 0
 
 

@@ -377,9 +377,7 @@ def test_digits_without_end_are_no_key_and_take_no_memory() -> None:
 @given(keys=st.lists(st.integers(0, 10**18 - 1), max_size=3000), name=st.sampled_from(sorted(SERIALIZERS)))
 @settings(deadline=None, max_examples=30)
 def test_a_list_of_keys_has_the_numbers_that_were_put_in(keys: list[int], name: str) -> None:
-    value = ByteWindow.of(SERIALIZERS[name](list(map(key_of, keys))))
-
-    assert datapoint.read_keys(value).tolist() == keys
+    assert datapoint.read_keys(ByteWindow.of(SERIALIZERS[name](list(map(key_of, keys))))).tolist() == keys
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans() | st.none()

@@ -62,9 +62,7 @@ def test_records_level_names_the_damaged_record(dataset: Path) -> None:
         shard = shards(dataset)[int(ds.index["shard"][2])]
     flip(shard, shard.read_bytes().index(bytes(victim.image[-200:-100])))
 
-    named = [f for f in findings(dataset, "records") if f.key == victim.key]
-
-    assert [f.file for f in named] == [shard.name]
+    assert [f.file for f in findings(dataset, "records") if f.key == victim.key] == [shard.name]
 
 
 @pytest.mark.parametrize("change", [-1, -5000, 1, 5000])

@@ -52,9 +52,7 @@ def test_batches_of_batches_are_an_error_that_says_batch_size_none(
 def test_items_of_a_flow_may_be_batched_by_a_data_loader() -> None:
     items = Flow.from_iterable([np.full(3, n) for n in range(6)])
 
-    batches = list(DataLoader(to_torch(items), batch_size=4))
-
-    assert [batch.shape for batch in batches] == [(4, 3), (2, 3)]
+    assert [batch.shape for batch in DataLoader(to_torch(items), batch_size=4)] == [(4, 3), (2, 3)]
 
 
 def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
