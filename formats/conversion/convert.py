@@ -177,14 +177,14 @@ def convert(
             path=conversion.path.url,
         )
     runner = JobRunner(workers, executor, progress)
-    return convert_splits(conversion, progress, partial(_convert_split, runner=runner))
+    return prepare_and_convert(conversion, progress, partial(_convert_split, runner=runner))
 
 
-def convert_splits(
+def prepare_and_convert(
     conversion: Conversion, progress: Progress, convert_one: Callable[[PreparedSplit], T]
 ) -> list[T]:
     """Prepare all splits, raise their problems, then convert the splits one by one."""
-    source, problems = conversion.source(progress), Problems()
+    source, problems = conversion.recognise_source(progress), Problems()
     conversion.check_outputs(source)
     if conversion.part:
         for split, output in conversion.outputs(source).items():
@@ -193,10 +193,10 @@ def convert_splits(
         problems.raise_all()
     prepared = conversion.prepare(source, problems, progress)
     problems.raise_all()
-    return convert_prepared(prepared, convert_one, restart=conversion.options.restart)
+    return convert_splits(prepared, convert_one, restart=conversion.options.restart)
 
 
-def convert_prepared(
+def convert_splits(
     prepared: Sequence[PreparedSplit], convert_one: Callable[[PreparedSplit], T], *, restart: bool
 ) -> list[T]:
     """Convert splits one by one. An interruption notes how many shards are kept.
@@ -223,7 +223,7 @@ def _convert_split(prepared: PreparedSplit, runner: JobRunner) -> Converted:
         if work_folder is not None:
             built = build_shards(prepared, work_folder, runner)
             manifest = finish(work_folder, prepared, built)
-            return Converted(path=output, **split_outcome(prepared, manifest, built))
+            return Converted(path=output, **outcome(prepared, manifest, built))
     manifest = prepared.read_finished_manifest()
     link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
     if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
@@ -231,10 +231,10 @@ def _convert_split(prepared: PreparedSplit, runner: JobRunner) -> Converted:
             link_archive(link, archive.path, work_folder.run)
     verify_finished(output, runner.progress)
     skipped = [SkippedImage(**image) for image in read_quarantine(output)] if manifest.skipped else []
-    return Converted(path=output, **split_outcome(prepared, manifest, None, skipped))
+    return Converted(path=output, **outcome(prepared, manifest, None, skipped))
 
 
-def split_outcome(
+def outcome(
     prepared: PreparedSplit,
     manifest: Manifest,
     built: Sequence[BuiltShard] | None,
@@ -381,7 +381,7 @@ def convert_part(
             "part"
         )
     runner = JobRunner(workers, progress=progress)
-    return convert_splits(conversion, progress, partial(_build_part, part=part, runner=runner))
+    return prepare_and_convert(conversion, progress, partial(_build_part, part=part, runner=runner))
 
 
 def _build_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
@@ -582,7 +582,7 @@ def plan_conversion(
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
     description, prepared_splits = "", list[PreparedSplit]()
     with problems.collect():
-        recognised = conversion.source(progress)
+        recognised = conversion.recognise_source(progress)
         description = recognised.description
         with problems.collect():
             conversion.check_outputs(recognised)

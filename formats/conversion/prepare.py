@@ -300,7 +300,7 @@ class Conversion:
                 f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
             )
 
-    def source(self, progress: Progress) -> Source:
+    def recognise_source(self, progress: Progress) -> Source:
         """Recognise the source, and note its description. Raises UsageError, DataError, OSError."""
         source = recognise(
             self.path,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import convert_prepared, verify_finished
+from shardprep.formats.conversion.convert import convert_splits, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, make_plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import (
@@ -167,7 +167,7 @@ def write_dataset(
         check_room({folder: prepared.bytes_to_write(prepared.shards)})
 
     write = partial(_save, items=items, total=total, workers=workers, progress=progress)
-    return convert_prepared([prepared], write, restart=restart)[0]
+    return convert_splits([prepared], write, restart=restart)[0]
 
 
 def _save(

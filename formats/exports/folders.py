@@ -52,8 +52,8 @@ class Folders(ExportFormat):
     overhead = 2048  # the mean unused part of a file's last block
     box_names = ("objects",)
 
-    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
-        super().__init__(source, index, done)
+    def __init__(self, source: ExportSource, index: Rows, report_done: Callable[[int], None]) -> None:
+        super().__init__(source, index, report_done)
         if not source.has_images:
             raise UsageError("has no images, so it cannot be exported to folders", path=source.path)
         for field in source.schema:
@@ -77,12 +77,12 @@ class Folders(ExportFormat):
                 "ImageFolder numbers these classes in another order, because quoted names sort differently"
             )
         self._repeated: frozenset[int] = frozenset()
-        self._repeated = find_repeated(digest_names(self._check_names(index, done)))
-        if self._repeated and find_repeated(digest_names(self._check_names(index, done))):
+        self._repeated = find_repeated(digest_names(self._check_names(index, report_done)))
+        if self._repeated and find_repeated(digest_names(self._check_names(index, report_done))):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
-    def _check_names(self, index: Rows, done: Callable[[int], None]) -> Iterator[str]:
-        for rows in in_chunks(index, done):
+    def _check_names(self, index: Rows, report_done: Callable[[int], None]) -> Iterator[str]:
+        for rows in in_chunks(index, report_done):
             for name, key in zip(self.names(rows), rows["key"].tolist(), strict=True):
                 if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
                     issue = (

@@ -90,8 +90,8 @@ class ExportFormat:
 
     The dataset is exported in units, which are built independently and in any order. Equal records give
     equal bytes. ``writer`` names everything else that determines the bytes. The constructor raises UsageError
-    for a dataset that the format cannot hold, and names the column; ``done`` receives the number of records
-    whose names it has compared.
+    for a dataset that the format cannot hold, and names the column. ``report_done`` gets the number of
+    records whose names it has compared.
     """
 
     name: ClassVar[str]
@@ -107,7 +107,7 @@ class ExportFormat:
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 
-    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
+    def __init__(self, source: ExportSource, index: Rows, report_done: Callable[[int], None]) -> None:
         self.source = source
         for field in source.schema if source.has_boxes else ():
             if field.name.lower() in self.box_names:
@@ -195,11 +195,11 @@ def suffix_of(kind: str, components: int) -> str:
     return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
 
 
-def in_chunks(index: Rows, done: Callable[[int], None]) -> Iterator[Rows]:
-    """Yield the rows in chunks, and pass to ``done`` how many of them are done."""
+def in_chunks(index: Rows, report_done: Callable[[int], None]) -> Iterator[Rows]:
+    """Yield the rows in chunks, and pass to ``report_done`` how many of them are done."""
     for first in range(0, len(index), CHUNK_ROWS):
         yield (rows := index[first : first + CHUNK_ROWS])
-        done(first + len(rows))
+        report_done(first + len(rows))
 
 
 def digest_names(names: Iterable[str]) -> npt.NDArray[np.uint64]:

@@ -46,8 +46,8 @@ class MDS(ExportFormat):
     unit_names = "shard.{number:05d}.mds"
     box_names = BOXES, BOX_LABELS
 
-    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
-        super().__init__(source, index, done)
+    def __init__(self, source: ExportSource, index: Rows, report_done: Callable[[int], None]) -> None:
+        super().__init__(source, index, report_done)
         columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
         if source.has_images:
             columns.append(MdsColumn("image", "jpeg"))  # decoded by Pillow, which recognises any kind

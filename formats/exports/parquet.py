@@ -40,8 +40,8 @@ class Parquet(ExportFormat):
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
     box_names: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
-    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
-        super().__init__(source, index, done)
+    def __init__(self, source: ExportSource, index: Rows, report_done: Callable[[int], None]) -> None:
+        super().__init__(source, index, report_done)
         self.writer = f"1, pyarrow {import_arrow().__version__}"
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:

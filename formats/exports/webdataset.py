@@ -66,11 +66,11 @@ class WebDatasetTars(ExportFormat):
     unit_names = "{split}-{number:06d}.tar"
     box_names = ("boxes",)
 
-    def __init__(self, source: ExportSource, index: Rows, done: Callable[[int], None]) -> None:
-        super().__init__(source, index, done)
+    def __init__(self, source: ExportSource, index: Rows, report_done: Callable[[int], None]) -> None:
+        super().__init__(source, index, report_done)
         members = source.has_images + len(source.schema) + source.has_labels + source.has_boxes
         self.overhead = BLOCK * (members + source.has_labels)  # headers, and the block of a label
-        chunks = (rows["key"].tolist() for rows in in_chunks(index, done))
+        chunks = (rows["key"].tolist() for rows in in_chunks(index, report_done))
         bare = digest_names(strip_suffix(key.decode()) for keys in chunks for key in keys)
         self._bare = not find_repeated(bare)
 

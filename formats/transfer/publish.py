@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_splits, split_outcome
+from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, outcome, prepare_and_convert
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import (
@@ -456,7 +456,7 @@ def convert_to_url(
                     folder.rmdir()
             return done
 
-        return convert_splits(conversion, progress, convert_one)
+        return prepare_and_convert(conversion, progress, convert_one)
 
 
 def _scratch_folder(url: str) -> Path:
@@ -493,7 +493,7 @@ def _convert(
                 upload(work_folder.output, manifest, place, transfers, stored)
             work_folder.discard(OUTPUT_FILES)
             work_folder.remove()
-    return ConvertedTo(url=url, **split_outcome(prepared, manifest, built))
+    return ConvertedTo(url=url, **outcome(prepared, manifest, built))
 
 
 def _build_and_upload(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
