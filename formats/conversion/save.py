@@ -85,7 +85,7 @@ def write_dataset(
     samples: Iterable[Any] | Sized,
     output: str | os.PathLike[str],
     *,
-    schema: GivenSchema | None = None,
+    schema: SchemaLike | None = None,
     classes: Sequence[str] | None = None,
     split: str = "train",
     container: str = "lmdb",
@@ -490,7 +490,7 @@ class SequenceItems(NumberedItems):
         return None
 
 
-GivenSchema = Schema | Mapping[str, str] | Sequence[Field]
+SchemaLike = Schema | Mapping[str, str] | Sequence[Field]
 
 
 @dataclass(frozen=True)
@@ -508,7 +508,7 @@ class ItemSource:
 
 
 def open_items(
-    samples: Iterable[Any] | Sized, schema: GivenSchema | None, classes: Sequence[str] | None
+    samples: Iterable[Any] | Sized, schema: SchemaLike | None, classes: Sequence[str] | None
 ) -> ItemSource:
     """Encode the first items. Raises UsageError if there are none, or the schema or classes do not fit."""
     if isinstance(samples, Dataset):

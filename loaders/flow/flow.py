@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count, islice, zip_longest
 from typing import Any, Literal
 
-from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
+from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, NumberedItems, SchemaLike, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
@@ -580,7 +580,7 @@ class Flow(Closable):
         self,
         output: str | os.PathLike[str],
         *,
-        schema: GivenSchema | None = None,
+        schema: SchemaLike | None = None,
         classes: Sequence[str] | None = None,
         split: str = "train",
         container: str = "lmdb",
