@@ -120,8 +120,8 @@ def send_batches(
         batches: A Loader, an iterable, or a function that returns one.
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``.
         bind: Whether the sender listens and one receiver connects; by default the receiver listens.
-        name: 1 to 256 characters; by default made from host and process. A receiver admits each name once
-            per epoch, so threads of one process need different names.
+        name: 1 to 256 printable characters; by default made from host and process. A receiver admits each
+            name once per epoch, so threads of one process need different names.
         timeout: Seconds to wait for admission; None waits forever.
 
     Returns:

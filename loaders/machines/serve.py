@@ -120,7 +120,7 @@ def serve(
         keys: Keys of this sender and of the receiver. None needs an endpoint on loopback, or ``insecure``.
         insecure: Whether to connect over a network without keys: any program on it can then read and change
             everything.
-        name: 1 to 256 characters for the receiver's stats; by default made from host and process.
+        name: 1 to 256 printable characters for the receiver's stats; by default made from host and process.
         identity: A text that all senders must share. It replaces the comparison of the parts of the source
             where that is too strict or too lax (for functions of a Flow with different code).
         ahead: Number of steps leased to this sender at a time; to stay busy, a Loader needs at least three

@@ -51,7 +51,9 @@ class SourceTerms:
     def __post_init__(self) -> None:
         are_numbers = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
         are_numbers = are_numbers and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
-        are_texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
+        are_texts = isinstance(self.facts, dict) and all(
+            isinstance(value, str) and name.isprintable() for name, value in self.facts.items()
+        )
         if not (are_numbers and are_texts and self.dataset and type(self.picks) is bool):
             raise UsageError("these are not valid terms of a source")
         if self.picks and self.steps == UNKNOWN:
@@ -103,8 +105,9 @@ class Hello:
     wants: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
-            raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {self.name!r}")
+        is_text = isinstance(self.name, str) and self.name.isprintable()  # a line of a log
+        if not is_text or not 0 < len(self.name) <= MAX_NAME:
+            raise UsageError(f"a sender's name has 1 to {MAX_NAME} printable characters, not {self.name!r}")
 
     def pack(self) -> list[Buffer]:
         """Return the frame. Raises UsageError if the terms are too long."""

@@ -197,15 +197,15 @@ def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> Non
 # Single faults
 
 
-TERMS_OF_OTHERS = [{"steps": -2}, {"steps": -1}, {"facts": {}}, {"facts": {"dataset": 1}}, {"more": 1}]
+FACTS = [{}, {"dataset": 1}, {"dataset": "d", "\n": ""}]
+TERMS_OF_OTHERS = [{"steps": -2}, {"steps": -1}, *({"facts": facts} for facts in FACTS), {"more": 1}]
 BAD_TERMS = ["[]", "{", "[" * 15_000, *(json.dumps(asdict(TERMS) | other) for other in TERMS_OF_OTHERS)]
-BAD_NOTES = [{}, {"name": ""}, {"name": "x" * 300}, {"wants": 0}, *({"terms": terms} for terms in BAD_TERMS)]
+NOTES = [{}, *({"name": x} for x in ("", "\n", "x" * 300)), {"wants": 0}, *({"terms": x} for x in BAD_TERMS)]
 
 
-@pytest.mark.parametrize("notes", BAD_NOTES, ids=str)
+@pytest.mark.parametrize("notes", NOTES, ids=str)
 def test_a_hello_that_is_not_valid_is_rejected(notes: dict[str, Any]) -> None:
-    (head,) = wired(hello().pack())
-    given = read_head(head).description | notes if notes else {}
+    given = read_head(*wired(hello().pack())).description | notes if notes else {}
     room = Room()
     room.hear(b"peer", pack_note(FrameKind.HELLO, VERSION, **given))
 
