@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from itertools import islice
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.runtime.files import PASSED_ON_ERRORS, reason_of
@@ -405,7 +406,7 @@ def read_jpeg(image: bytes) -> ImageInfo:
             if (end := image.rfind(b"\xff\xd9", stop)) < 0:
                 raise BadImage("truncated: the JPEG has no end")
             has_several = bool(flags & ImageFlag.PROGRESSIVE) or image[start] < frame[2]
-            if has_several and len(_SCAN.findall(image, stop)) >= MAX_SCANS:
+            if has_several and any(islice(_SCAN.finditer(image, stop), MAX_SCANS - 1, None)):
                 raise BadImage(f"a JPEG of more than {MAX_SCANS} scans")
             flags |= _trailing_flag(end + 2, image)
     if frame is None:
