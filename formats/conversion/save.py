@@ -344,7 +344,7 @@ class ItemCoder:
 
     @property
     def has_images(self) -> bool:
-        return "image" in self.form.own
+        return "image" in self.form.own_names
 
     def encode(self, number: int, item: Any) -> EncodedItem:
         """Encode the item with this number. Raises BadItem, which names the number and the column."""
@@ -370,7 +370,7 @@ class ItemCoder:
     def _encoders(self) -> dict[str, Callable[[Any], Any]]:
         own: dict[str, Callable[[Any], Any]]
         own = {"key": encode_key, "label": self._encode_label, "image": encode_image}
-        encoders = {name: own[name] for name in own if name in self.form.own}
+        encoders = {name: own[name] for name in own if name in self.form.own_names}
         for field in self.schema:
             encoders[field.name] = partial(encode_exactly, field) if self.is_inferred else field.codec.encode
         return encoders
@@ -535,7 +535,7 @@ def open_items(
             break
     if form is None:
         raise UsageError("there are no items to save")
-    if not form.columns and "image" not in form.own:
+    if not form.columns and "image" not in form.own_names:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _resolve_classes(form, rows[0], classes)
     if schema is None:
@@ -543,9 +543,9 @@ def open_items(
             columns = infer_schema(rows, form.columns)
     else:
         columns, own = split_schema(schema)
-        if differing := sorted(set(form.names) ^ {*columns.names, *(own or form.own)}):
+        if differing := sorted(set(form.names) ^ {*columns.names, *(own or form.own_names)}):
             raise UsageError(
-                f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"
+                f"the schema and the items differ in {', '.join(differing)}: the items are {form.description}"
             )
         columns = Schema(columns[name] for name in form.columns)
     coder = ItemCoder(form, columns, is_inferred=schema is None, classes=names)
@@ -561,8 +561,8 @@ def _resolve_classes(
     names = () if classes is None else tuple(classes)
     if isinstance(classes, str) or not all(map(is_text, names)) or len(set(names)) < len(names):
         raise UsageError("classes must be a list of unique names")
-    is_named = "label" in form.own and isinstance(row["label"], str)
-    if names and "label" not in form.own:
+    is_named = "label" in form.own_names and isinstance(row["label"], str)
+    if names and "label" not in form.own_names:
         raise UsageError("classes need items with a label: dicts with the name 'label'")
     if is_named and not names:
         raise UsageError("the labels are names; give classes=, the names of all classes")

@@ -341,13 +341,13 @@ class ItemForm:
         return cls("value", ("value",))
 
     @cached_property
-    def own(self) -> frozenset[str]:
+    def own_names(self) -> frozenset[str]:
         """The record's own names among those of the items: "key", "image" and "label"."""
         return frozenset(self.names).intersection(RESERVED if self.form in ("dict", "record") else ())
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name not in self.own)
+        return tuple(name for name in self.names if name not in self.own_names)
 
     def parts(self, item: Any) -> Mapping[str, Any]:
         """Return the parts of an item by name. Raises BadValue if it has another form."""
@@ -355,7 +355,7 @@ class ItemForm:
             return item  # comparing forms would take a tenth of the time of saving a small item
         form = ItemForm.of(item)
         if form.form != self.form or set(form.names) != set(self.names):
-            raise BadValue(f"is {form.described}, expected {self.described}")
+            raise BadValue(f"is {form.description}, expected {self.description}")
         if self.form == "dict":
             return item  # type: ignore[no-any-return]
         if self.form == "record":
@@ -363,7 +363,7 @@ class ItemForm:
         return dict(zip(self.names, [item] if self.form == "value" else item, strict=True))
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The form in words, for messages."""
         if self.form == "value":
             return "a bare value"

@@ -88,7 +88,7 @@ def detect_layout(first: ByteWindow, options: SourceOptions) -> ItemLayout | Non
             read_datapoint(first)
             return None
     layout = ItemLayout.of(read_item(first), options)
-    if "key" in layout.form.own:
+    if "key" in layout.form.own_names:
         raise ValueError("it has a component named key, which is reserved for the record's key")
     return layout
 
@@ -125,7 +125,7 @@ class LmdbContents(RecordContents):
                 raise ValueError(f"it {error.message}") from error
             if len(self._first_items) < FIRST_ITEMS:
                 self._first_items.append({name: _empty_like(parts[name]) for name in form.columns})
-            label = self.label_of(parts["label"] if "label" in form.own else None)
+            label = self.label_of(parts["label"] if "label" in form.own_names else None)
             self.append(number, label, length=value.length, offset=value.start)
             return
         image, label = read_datapoint(value)
@@ -141,7 +141,7 @@ class LmdbContents(RecordContents):
         form = self.layout.form
         self.options = form.to_json()
         try:
-            return infer_schema(self._first_items, form.columns), "image" in form.own
+            return infer_schema(self._first_items, form.columns), "image" in form.own_names
         except (BadValue, UsageError) as error:
             no_columns = f"its first {len(self._first_items)} records make no columns: {error.message}"
             raise self._damage(no_columns) from error
@@ -319,7 +319,7 @@ class ItemReader(FilesReader):
     """Reader of datapoints, whose values have the entries' offsets and lengths."""
 
     def read(self, entry: np.void) -> bytes:
-        image = _image_bytes(self.record(entry)["image"]) if "image" in self.layout.form.own else b""
+        image = _image_bytes(self.record(entry)["image"]) if "image" in self.layout.form.own_names else b""
         if not isinstance(image, bytes):
             raise BadValue(
                 "its image is not encoded, as bytes or a one-dimensional uint8 array; without --image-column, "

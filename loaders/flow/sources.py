@@ -242,7 +242,7 @@ class RecordFetch:
 
     def _read_saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
         number, shard, ordinal, address = key
-        image = records.read_image(shard, ordinal, address) if IMAGE in form.own else b""
+        image = records.read_image(shard, ordinal, address) if IMAGE in form.own_names else b""
         place = RecordPlace(number, shard, ordinal, address[0])
         values = [records.value(name, place) for name in form.columns]
         return form.item(address[0].decode(), self.labels[address[1]], image, values)

@@ -156,10 +156,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if len(rows) < 2:
         return None
     chart = bars(
-        rows,
-        title="Encoded images read",
-        axis="bytes per second",
-        show=lambda value: f"{format_size(value)}/s",
+        rows, title="Encoded images read", axis="bytes per second", show=lambda n: f"{format_size(n)}/s"
     )
     return {"text": parse_as(str, against["sentence"]) if against else "", "chart": chart}
 
