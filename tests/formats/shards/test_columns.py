@@ -50,7 +50,7 @@ def field(kind: str) -> Field:
         ("labels", "cat"), ("labels", 1), ("labels", [-1]),
         ("float32[2]", [1.0, 2.0]), ("float32[2]", np.zeros(3, "f4")), ("float32[2]", np.zeros(2)),
         ("float32[*]", np.zeros((1, 1), "f4")), ("float32[*]", np.zeros(1, ">f4")), ("int8[*,*]", np.zeros((1 << 19, 0), "i1")), ("int8[*,*]", b"\xff" * 4 + bytes(4)),
-        *(("json", data) for data in (b"1e999", b'"\\ud800"', b'{"a":1,"a":2}', b" 1", b"[" * 101 + b"1" + b"]" * 101)),
+        *(("json", data) for data in (b"1e999", b"9" * 309 + b".0", b'{"\\ud800":1}', b"[" * 101 + b"1" + b"]" * 101)),
     ],
 )  # fmt: skip
 def test_what_a_column_cannot_hold_is_refused(kind: str, value: Any) -> None:
