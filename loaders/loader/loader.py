@@ -344,8 +344,8 @@ class Loader(Owner, Closable):
                 while stacks:
                     stacks.popleft().close()
 
-        self._latest_batches = batches()
-        return self._latest_batches
+        self._latest_batches = latest = batches()
+        return latest  # another thread may close the loader meanwhile
 
     @property
     def most_held(self) -> int:
