@@ -158,7 +158,7 @@ def cached_place(
     return None
 
 
-def describe_differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
+def describe_conflict(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
     """Describe the first difference between parts that training cannot handle; empty for none.
 
     Classes and their ids, the schemas of columns, and whether records have images must be equal.
@@ -403,7 +403,7 @@ class Collection(RecordSet):
         self._file = read_collection(path)
         manifests = [entry.manifest(path) for entry in self._file.parts]
         names = [entry.name for entry in self._file.parts]
-        if difference := describe_differences(names, manifests):
+        if difference := describe_conflict(names, manifests):
             raise ManifestDamaged(difference, path=path / COLLECTION_NAME)
         folders = [entry.folder(path) for entry in self._file.parts]
         first_records = accumulate((each.records for each in manifests), initial=0)
@@ -485,7 +485,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     for name, root in zip(names, roots, strict=True):
         if roots.count(root) > 1:
             raise UsageError(f"{name} is given twice, or equals another part: its root is {root}")
-    if different := describe_differences(names, manifests):
+    if different := describe_conflict(names, manifests):
         raise UsageError(different)
     places = [_part_path(part, folder) for part in folders]
     entries = tuple(map(PartEntry.of, names, places, manifests))

@@ -32,11 +32,11 @@ from shardprep.loaders.flow.node import (
     contains,
     walk,
 )
-from shardprep.loaders.flow.process_map import InProcess, ProcessMap, check_outputs
+from shardprep.loaders.flow.process_map import InProcess, ProcessMap, check_map_outputs
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.steps import Remainder
 from shardprep.loaders.loader.run_card import TransformRule, check_transforms, describe_transform
-from shardprep.loaders.loader.work import Subset, location_of, make_plan
+from shardprep.loaders.loader.work import Subset, location_of, make_epoch_plan
 from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
@@ -202,7 +202,7 @@ class Flow(Closable):
             undo.callback(dataset.close)
             # a flow's steps are items; it has no ranks
             each = getattr(shuffle, "partitions", 1)
-            plan = make_plan(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
+            plan = make_epoch_plan(Subset(dataset), shuffle=shuffle, seed=seed, batch_size=each)
             node = sources.FromDataset.of(dataset, plan, columns, with_keys=with_keys)
             undo.pop_all()
         return Flow(node)
@@ -300,7 +300,9 @@ class Flow(Closable):
             options |= {"processes": processes, "ordered": ordered, "deadline": deadline}
             is_single = isinstance(outputs, ArraySpec)
             return Flow(
-                ProcessMap(self.node, call, outputs=check_outputs(outputs), is_single=is_single, **options)
+                ProcessMap(
+                    self.node, call, outputs=check_map_outputs(outputs), is_single=is_single, **options
+                )
             )
         if outputs is not None or deadline is not None:
             raise UsageError("outputs and deadline are for a map with processes; give their number")

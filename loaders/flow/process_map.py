@@ -381,7 +381,7 @@ class ProcessMap(Map):
         return f"item {item['number']} of pass {item['pass']}, at {self.label}"
 
 
-def check_outputs(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
+def check_map_outputs(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
     """Return the outputs as a tuple. Raises UsageError for invalid specs."""
     if outputs is None:
         return None

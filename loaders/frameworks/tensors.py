@@ -262,7 +262,7 @@ def _check_part(value: Any, spec: Any) -> Any:
     return value
 
 
-def convert_leaves(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+def make_leaves(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
     """Return the leaves of a batch, each converted by :func:`tensor_of` or :func:`array_of`."""
     leaves = []
     for name, spec, part in list(_walk(element_spec, batch)):

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Owner
 from shardprep.loaders.batches.passes import Passes, end_pass, ending
-from shardprep.loaders.frameworks.tensors import Leaves, convert_leaves, empty_tensors, flatten, tensor_of, tf
+from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, flatten, make_leaves, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check_use, closing_lock
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
@@ -401,7 +401,7 @@ class PulledPasses(Owner):
             if batch is None:
                 return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(flatten(self._element_spec))]
             zero_copy = self._passes.batches_never_change
-            leaves = convert_leaves(tensor_of, self._element_spec, batch, zero_copy=zero_copy)
+            leaves = make_leaves(tensor_of, self._element_spec, batch, zero_copy=zero_copy)
             return [tf.constant(int(Status.BATCH), tf.uint8), *leaves]
 
     @contextmanager

@@ -24,10 +24,10 @@ from shardprep.loaders.frameworks.tensors import (
     Leaves,
     array_of,
     capacity_of,
-    convert_leaves,
     empty_tensors,
     flatten,
     leaves_of,
+    make_leaves,
     signature_of,
     tensor_of,
     tf,
@@ -342,7 +342,7 @@ class FeedInput(DirectInput):
 
     def _convert(self, batch: Any) -> Any:
         convert, spec = tensor_of if self._placeholders is None else array_of, self.element_spec
-        leaves = convert_leaves(convert, spec, batch, zero_copy=self._passes.batches_never_change)
+        leaves = make_leaves(convert, spec, batch, zero_copy=self._passes.batches_never_change)
         if self._placeholders is None:
             return self.packed(leaves)
         return dict(zip(self._placeholders, leaves, strict=True))
@@ -455,7 +455,7 @@ def make_feeder(
     element_spec = signature_of(passes, signature)
     queue = TensorQueue(flatten(element_spec), capacity_of(passes, capacity, element_spec, waits=waits))
     convert = tensor_of if tf.executing_eagerly() else array_of
-    convert_batch = partial(convert_leaves, convert, element_spec, zero_copy=passes.batches_never_change)
+    convert_batch = partial(make_leaves, convert, element_spec, zero_copy=passes.batches_never_change)
     return passes, element_spec, Feeder(passes, queue, convert_batch, on_close=on_close)
 
 
@@ -560,7 +560,7 @@ def _part_spec(spec: Any, parts: int) -> Any:
 
 def _split(element_spec: Any, parts: int, zero_copy: bool, batch: Any) -> list[Leaves]:
     """Return one list of leaves for each device, with the rows divided as evenly as possible."""
-    leaves = convert_leaves(tensor_of, element_spec, batch, zero_copy=zero_copy)
+    leaves = make_leaves(tensor_of, element_spec, batch, zero_copy=zero_copy)
     return [[_part_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
 
 

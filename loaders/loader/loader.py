@@ -73,8 +73,8 @@ from shardprep.loaders.loader.work import (
     describe_item,
     locate_item,
     location_of,
+    make_epoch_plan,
     make_layout,
-    make_plan,
     mean_bytes,
 )
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, parse_ranges, resume_epoch
@@ -199,7 +199,7 @@ class Loader(Owner, Closable):
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
             self._subset = Subset(self.dataset, records, classes, weights, without=without, gaps=gaps)
-            plan = make_plan(
+            plan = make_epoch_plan(
                 self._subset,
                 shuffle=shuffle,
                 seed=seed,

@@ -319,7 +319,7 @@ def location_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return place.url if isinstance(place, Location) else place.absolute()
 
 
-def make_plan(
+def make_epoch_plan(
     subset: Subset,
     *,
     shuffle: Shuffle | None,

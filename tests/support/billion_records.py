@@ -23,7 +23,7 @@ from shardprep.formats.shards.manifest import Manifest, index_dtype
 from shardprep.formats.shards.read import FileEntry, table_header
 from shardprep.formats.storage.open import Collection, CollectionFile, PartEntry, collection_root
 from shardprep.loaders import LocalShuffle
-from shardprep.loaders.loader.work import Subset, make_plan
+from shardprep.loaders.loader.work import Subset, make_epoch_plan
 from shardprep.loaders.order.epoch import Epoch
 
 RECORDS, SHARDS = 1 << 24, 256  # of a part
@@ -96,7 +96,7 @@ def steps(collection: Collection) -> Iterator[tuple[np.ndarray, Subset]]:
     """The places of the first steps of a rank, and what has their records."""
     subset = Subset(collection)
     options = {"seed": 1, "batch_size": 256, "rank": 3, "world_size": 8, "drop_last": True}
-    epoch = Epoch(make_plan(subset, shuffle=LocalShuffle(1 << 16), **options), 5)
+    epoch = Epoch(make_epoch_plan(subset, shuffle=LocalShuffle(1 << 16), **options), 5)
     return ((places, subset) for places in islice(epoch.batches(), 20))
 
 
