@@ -21,13 +21,13 @@ from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import (
     CLASS_CODECS,
+    FINITE_JSON,
     INT64,
     RESERVED,
     ArrayCodec,
     BadValue,
     ColumnChoice,
     Field,
-    refuse_constant,
 )
 from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
@@ -437,13 +437,7 @@ def _parse_csv(text: str, delimiter: str) -> list[str]:
 
 
 def _parse_object(text: str) -> Mapping[str, Any]:
-    value = json.loads(text, parse_constant=refuse_constant, parse_float=_parse_finite)
+    value = FINITE_JSON.decode(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object; write one object per line")
-    return value
-
-
-def _parse_finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text[:80]} is too large for a float")
     return value

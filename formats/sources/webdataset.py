@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.schema import MAX_COLUMNS, BadValue, Field, Schema, refuse_constant
+from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.sources.listing import Classes
 from shardprep.formats.sources.record_files import (
@@ -195,12 +195,7 @@ class SampleReader(FilesReader):
     def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
         archive, _, members = record
         data = read_member(archive, members[column.name])
-        if column.kind != "json":
-            return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
-        try:  # the codec only decodes what it has encoded
-            return json.loads(data.decode(), parse_constant=refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise BadValue(f"is not JSON: {error}") from error
+        return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
 
 
 class ShardContents(RecordContents):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.formats.records.schema import refuse_constant
+from shardprep.formats.records.schema import FINITE_JSON
 from shardprep.loaders.batches.pickling import allocate_aligned
 from shardprep.loaders.batches.stack import JsonValues, to_unmasked_array
 
@@ -284,4 +284,4 @@ def _unpack_list(raw: Raw, count: int, of: str, axes: int = 1) -> list[Any]:
     if of == "bytes":
         return items
     texts = [item.decode() for item in items]
-    return texts if of == "text" else JsonValues(json.loads(x, parse_constant=refuse_constant) for x in texts)
+    return texts if of == "text" else JsonValues(map(FINITE_JSON.decode, texts))
