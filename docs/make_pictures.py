@@ -29,7 +29,7 @@ INPUTS = {
     "report.png": PAGES,
     "run.png": (*PAGES, "loaders/loader/run_page.py"),
 }
-MOST_BYTES = 200_000  # of a picture
+MAX_BYTES = 200_000  # of a picture
 COLUMNS = 92  # characters of a line
 LINE, CHARACTER = 19, 8.4  # pixels: the height of a line, the width of a character
 SAMPLE = ("sample", "archives", "--classes", "20", "--train-per-class", "60", "--val", "40", "--quiet")
@@ -57,8 +57,8 @@ def main() -> None:
         for picture, size in SHOTS.items():
             screenshot(folder / picture.replace("png", "html"), PICTURES / picture, size)
     for picture in INPUTS:
-        if (PICTURES / picture).stat().st_size > MOST_BYTES:
-            sys.exit(f"{picture} has more than {MOST_BYTES:,} bytes")
+        if (PICTURES / picture).stat().st_size > MAX_BYTES:
+            sys.exit(f"{picture} has more than {MAX_BYTES:,} bytes")
     HASHES.write_text(json.dumps({picture: hash_of(picture) for picture in INPUTS}, indent=2) + "\n")
 
 

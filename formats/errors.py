@@ -56,10 +56,10 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-MOST_CHARACTERS = 1000  # two fit a log line; most systems allow paths of 4,096 bytes
+MAX_CHARACTERS = 1000  # two fit a log line; most systems allow paths of 4,096 bytes
 
 
-def printable(text: str, most: int = MOST_CHARACTERS) -> str:
+def printable(text: str, most: int = MAX_CHARACTERS) -> str:
     r"""Return ``text`` as one printable line of at most ``most`` characters. Idempotent.
 
     Line breaks, control characters, lone surrogates, direction marks and invisible characters are escaped as
@@ -96,7 +96,7 @@ class ShardprepError(Exception):
 
     ``path``, ``shard`` and ``key`` (of the record) are None if they do not apply. They and ``message`` may
     hold untrusted text of any length; ``str``, ``repr`` and notes show each as one printable line of at most
-    1,000 characters (MOST_CHARACTERS). Errors are picklable, so a worker's error is raised in the parent with
+    1,000 characters (MAX_CHARACTERS). Errors are picklable, so a worker's error is raised in the parent with
     its own type. PyTorch recreates a DataLoader worker's error with the traceback as its message, whose lines
     are kept.
     """

@@ -23,7 +23,7 @@ from shardprep.cli.console.output import PROGRESS_FORMS, json_option, make_progr
 from shardprep.formats.errors import MissingExtra, OperationError, UsageError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.jobs import RayExecutor
-from shardprep.formats.runtime.processes import MOST_WORKERS
+from shardprep.formats.runtime.processes import MAX_WORKERS
 from shardprep.formats.runtime.progress import parse_bytes
 from shardprep.formats.shards.manifest import INDEX_NAME
 from shardprep.formats.storage.store import Location
@@ -139,7 +139,7 @@ def combine_options(*options: Option) -> Option:
 workers = count(
     "--workers",
     "Number of processes; 0 works in this one where that is safe.  [default: the usable CPUs]",
-    most=MOST_WORKERS,
+    most=MAX_WORKERS,
 )
 LOADER: tuple[Option, ...] = (
     choice("--transform", CROPS, "Random or centre crops; none delivers the encoded bytes.", default="train"),

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
+from shardprep.formats.errors import MAX_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import FULL_DISK, full_disk_message
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
@@ -26,7 +26,7 @@ from shardprep.formats.storage.open import cached_place, datasets_in, read_colle
 
 EXIT_OPERATION_FAILED = 3
 
-MAX_LINE_CHARACTERS = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
+MAX_LINE_CHARACTERS = 4 * MAX_CHARACTERS  # an error has a path, a shard, a key and a message
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -129,8 +129,8 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         raise UsageError(f"is not empty, and is not {work} to continue; choose another output", path=output)
 
 
-MOST_NAMED = 5  # classes in one line
-MOST_READ_AGAIN = 4  # how often an image may be read, before it is noted
+MAX_NAMED = 5  # classes in one line
+MAX_READ_AGAIN = 4  # how often an image may be read, before it is noted
 PLAN_COLUMNS = ("key", "label", "length")  # columns of the entries covered by the plan's digest
 
 
@@ -407,7 +407,7 @@ def _note_random_reads(prepared: Iterable[PreparedSplit], progress: Progress) ->
         one.listing for one in prepared if one.plan.options.order == "shuffled" and not one.is_finished
     ):
         image_bytes = int(listing.entries["length"].sum())
-        if listing.random_read_bytes > MOST_READ_AGAIN * image_bytes:
+        if listing.random_read_bytes > MAX_READ_AGAIN * image_bytes:
             progress.note(
                 f"{listing.split}: shuffling {format_size(image_bytes)} reads "
                 f"{format_size(listing.random_read_bytes)}, a row group for each record; if the rows are shuffled "
@@ -424,6 +424,6 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
     only_val = np.setdiff1d(val.entries["label"], train.entries["label"])
     names = [val.labels.classes[label].name for label in only_val.tolist() if label >= 0]
     if names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        named = ", ".join(names[:MOST_NAMED])
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        named = ", ".join(names[:MAX_NAMED])
         progress.note(f"classes of val without an image in train: {named}{more}")

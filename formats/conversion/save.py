@@ -307,7 +307,7 @@ def _finish(
 KEY_DIGITS = 8
 MAX_LABELS = 100_000  # of labels without names
 LABEL_DIGITS = 5
-LEAST_BYTES = 1024  # counted for an item, which takes more memory than its values
+MIN_BYTES = 1024  # counted for an item, which takes more memory than its values
 
 
 class BadItem(DataError):
@@ -326,7 +326,7 @@ class EncodedItem(NamedTuple):
 
     @property
     def size(self) -> int:
-        return max(LEAST_BYTES, len(self.image) + sum(map(len, self.values)))
+        return max(MIN_BYTES, len(self.image) + sum(map(len, self.values)))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from shardprep.formats.runtime.files import flush_file, make_read_only, name_in_
 from shardprep.formats.shards.read import FileEntry, Rows
 
 METADATA = "metadata.jsonl"
-MOST_NAME_BYTES = 255
+MAX_NAME_BYTES = 255
 FLUSHES = 16
 _UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
 _CASED = re.compile(r"[^a-z0-9_~ -]")
@@ -84,10 +84,8 @@ class Folders(ExportFormat):
     def _check_names(self, index: Rows, report_done: Callable[[int], None]) -> Iterator[str]:
         for rows in in_chunks(index, report_done):
             for name, key in zip(self.names(rows), rows["key"].tolist(), strict=True):
-                if max(map(len, name.encode().split(b"/"))) > MOST_NAME_BYTES:
-                    issue = (
-                        f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
-                    )
+                if max(map(len, name.encode().split(b"/"))) > MAX_NAME_BYTES:
+                    issue = f"needs a file name of more than {MAX_NAME_BYTES} bytes; export to another format"
                     raise UsageError(issue, path=self.source.path, key=key.decode())
                 yield name
 

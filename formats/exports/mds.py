@@ -24,7 +24,7 @@ from shardprep.formats.records.schema import ArrayCodec, Field
 from shardprep.formats.shards.read import FileEntry, Rows
 
 INDEX = "index.json"
-MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits
+MAX_BYTES = (1 << 32) - 1  # offsets have 32 bits
 BOXES, BOX_LABELS = "boxes", "box_labels"
 SUBSTITUTES = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
 """Substitutes for dtypes that MDS lacks; complex numbers get a last dimension of 2."""
@@ -74,7 +74,7 @@ class MDS(ExportFormat):
             sample = self._sample(record)
             file.write(sample)
             offsets.append(offsets[-1] + len(sample))
-            if offsets[-1] > MOST_BYTES:
+            if offsets[-1] > MAX_BYTES:
                 raise UsageError("a shard of MDS has at most 4 GiB; choose a smaller --shard-size")
         file.seek(0)
         file.write(np.array([count, *offsets], "<u4").tobytes())

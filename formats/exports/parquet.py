@@ -26,7 +26,7 @@ from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.shards.read import FileEntry, Rows
 from shardprep.formats.sources.parquet import import_arrow
 
-MOST_IMAGES = 100  # in a row group, which a reader holds in memory
+MAX_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20
 OBJECTS = "objects"
 ARROW_TYPES = {"bytes": "binary", "text": "string", "json": "string", "int": "int64", "float": "float64"}
@@ -144,7 +144,7 @@ def _row_groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]
         group.append(record)
         for value in (record.image, *record.columns.values()):
             size += int(getattr(value, "nbytes", 0)) or (len(value) if isinstance(value, bytes | str) else 0)
-        if len(group) == MOST_IMAGES or size >= GROUP_BYTES:
+        if len(group) == MAX_IMAGES or size >= GROUP_BYTES:
             yield group
             group, size = [], 0
     if group:

@@ -208,7 +208,7 @@ def _fits(grid: RestartGrid, image: Encoded) -> bool:
 
 SEGMENT_WIDTH = 32  # pixels; wider segments make files smaller, but waste more decoding
 SEGMENT_BYTES = 250  # minimum that widens segments; each costs about 6 bytes
-FEWEST_SEGMENTS = 4
+MIN_SEGMENTS = 4
 SAMPLINGS = frozenset({(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)})  # of luma, with both chromas 1x1
 DRI = 0xDD
 
@@ -237,7 +237,7 @@ def grid_interval(image: bytes) -> int:
     across, down = frame.mcus
     wanted = max(SEGMENT_WIDTH / frame.mcu_width, SEGMENT_BYTES * across * down / len(image))
     divisors = [n for n in range(1, across + 1) if across % n == 0]
-    allowed = [n for n in divisors if FEWEST_SEGMENTS <= across // n * down <= MAX_SEGMENTS]
+    allowed = [n for n in divisors if MIN_SEGMENTS <= across // n * down <= MAX_SEGMENTS]
     if not allowed:
         raise NotCropReady("too few or too many pixels")
     return min(allowed, key=lambda n: abs(math.log(n / wanted)))

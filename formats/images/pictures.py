@@ -55,8 +55,8 @@ def _shrink(image: bytes, most_side: int) -> bytes:
     return bytes(cv2.imencode(".jpg", resized)[1])
 
 
-MOST_SHOWN = 100  # images; each may take the bytes of a THUMBNAIL in the page
-MOST_IN_CAPTION = 60  # characters
+MAX_SHOWN = 100  # images; each may take the bytes of a THUMBNAIL in the page
+MAX_IN_CAPTION = 60  # characters
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ShownImage:
             info = read_image_header(self.image)
             form = f"{info.width}x{info.height} {kind_of(info.flags)}"
         size = f", {len(self.image):,} bytes" if self.image else ""
-        return f"{printable(self.caption, MOST_IN_CAPTION)}  {form}{size}"
+        return f"{printable(self.caption, MAX_IN_CAPTION)}  {form}{size}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +92,7 @@ class Gallery:
 
     def _repr_html_(self) -> str:
         shown = "".join(
-            figure(each.image, caption=printable(each.caption, MOST_IN_CAPTION), limits=THUMBNAIL)
+            figure(each.image, caption=printable(each.caption, MAX_IN_CAPTION), limits=THUMBNAIL)
             for each in self.images
         )
         columns = "repeat(auto-fill, minmax(10em, 1fr))"

@@ -63,7 +63,7 @@ def _left_in_run(values: Hashes) -> Numbers:
 
 
 DISTANCE = 4  # largest number of 64 bits in which images that look alike differ
-MOST_NEAR = 100_000  # links between images that look alike; the frames of a video have far more
+MAX_NEAR = 100_000  # links between images that look alike; the frames of a video have far more
 EQUAL_BYTES = -1
 
 LINK = np.dtype([("first", "<i8"), ("second", "<i8"), ("distance", "<i2")])
@@ -79,7 +79,7 @@ class Duplicates:
     ``links`` are rows of LINK: equal bytes first, then by distance and record. Images that look alike have
     hashes that differ in at most DISTANCE bits. n images with equal bytes, or with the same hash, have at
     most 2 n links: from each to the next by label and record, and to one with another label, if there is one.
-    ``is_bounded`` is whether near links beyond MOST_NEAR were dropped.
+    ``is_bounded`` is whether near links beyond MAX_NEAR were dropped.
     """
 
     links: Links
@@ -175,9 +175,9 @@ def _near_links(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
         if boundary is not None:
             is_link &= (first < boundary) & (second >= boundary)
         parts.append(_make_links(records[first[is_link]], records[second[is_link]], distance[is_link]))
-        if (count := count + len(parts[-1])) > MOST_NEAR:
+        if (count := count + len(parts[-1])) > MAX_NEAR:
             break
-    return np.concatenate(parts)[:MOST_NEAR], count > MOST_NEAR
+    return np.concatenate(parts)[:MAX_NEAR], count > MAX_NEAR
 
 
 def _repeat_for_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
@@ -187,7 +187,7 @@ def _repeat_for_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
     order = np.argsort(firsts)
     group = order[np.searchsorted(firsts, links["first"], sorter=order)]
     until = np.cumsum(counts[group])
-    fits = until <= MOST_NEAR
+    fits = until <= MAX_NEAR
     links, group, until = links[fits], group[fits], until[fits]
     repeated = np.repeat(links, counts[group])
     place = np.arange(len(repeated)) - np.repeat(until - counts[group], counts[group])

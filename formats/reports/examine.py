@@ -27,7 +27,7 @@ from shardprep.formats.shards.read import Rows
 from shardprep.formats.shards.summary import class_counts, inspect, oddities
 from shardprep.formats.verification.checks import read_quarantine
 
-MOST_SHOWN = 24  # examples per kind
+MAX_SHOWN = 24  # examples per kind
 
 THIS, OTHER = "this", "other"
 
@@ -152,7 +152,7 @@ class RecordNames:
         """Return the first of these links; the distance is None if the bytes are equal."""
         return [
             {"distance": _distance(distance), "records": [self.describe(first), self.describe(second)]}
-            for first, second, distance in links[:MOST_SHOWN].tolist()
+            for first, second, distance in links[:MAX_SHOWN].tolist()
         ]
 
     def all_pairs(self, links: Links) -> list[tuple[int, str, int, int | None]]:
@@ -166,7 +166,7 @@ def _distance(bits: int) -> int | None:
     return None if bits == EQUAL_BYTES else bits
 
 
-MOST_POINTS = 1000  # in a scatter plot
+MAX_POINTS = 1000  # in a scatter plot
 BINS = 32
 OUTLIERS = 0.5  # percent of the values at each end
 RENARD = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)  # ISO 3: round numbers in equal ratios
@@ -204,7 +204,7 @@ def index_statistics(index: Rows, classes: int, seed: int) -> Json:
     All are histograms, except ``sides`` (width, height) and ``weights`` (pixels, bytes) of a seeded sample.
     """
     sizes = np.bincount(index["label"][index["label"] >= 0], minlength=classes)
-    chosen = np.sort(_choose_numbers(len(index), MOST_POINTS, seed))
+    chosen = np.sort(_choose_numbers(len(index), MAX_POINTS, seed))
     width, height, length = (index[name][chosen].astype(np.int64) for name in ("width", "height", "length"))
     return {
         "class_sizes": histogram(sizes),
@@ -238,25 +238,25 @@ def _choose_numbers(count: int, most: int, seed: int) -> Numbers:
 
 
 PIXELS = ("none", "sample", "all")
-MOST_DECODED = 4096  # images of a sample
-MOST_COMPARED = 8192  # further images, read for their digests
+MAX_DECODED = 4096  # images of a sample
+MAX_COMPARED = 8192  # further images, read for their digests
 
 
 def choose_images(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numbers, Numbers]], Json]:
     """Choose the images to read from each dataset, and count them.
 
     For each dataset, returns the numbers of the images to decode, and of others to compare, in order. A
-    sample is MOST_DECODED images of each dataset, and up to MOST_COMPARED images of the same size as another,
+    sample is MAX_DECODED images of each dataset, and up to MAX_COMPARED images of the same size as another,
     whose bytes may be equal. Raises UsageError for unknown ``pixels``.
     """
     if pixels not in PIXELS:
         raise UsageError(f"unknown pixels {pixels!r}; choose from {', '.join(PIXELS)}")
     candidates = same_size(indexes) if pixels != "none" else np.empty(0, np.int64)
-    compared = candidates if pixels == "all" else candidates[:MOST_COMPARED]
+    compared = candidates if pixels == "all" else candidates[:MAX_COMPARED]
     choices, start = [], 0
     for index in indexes:
         mine = compared[(compared >= start) & (compared < start + len(index))] - start
-        most = {"none": 0, "sample": MOST_DECODED, "all": len(index)}[pixels]
+        most = {"none": 0, "sample": MAX_DECODED, "all": len(index)}[pixels]
         decoded = np.sort(_choose_numbers(len(index), most, seed))
         choices.append((decoded, np.setdiff1d(mine, decoded)))
         start += len(index)
@@ -287,17 +287,17 @@ def observations(
     dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
     counts, damaged = class_counts(dataset), [record for record, _ in statistics.damaged]
     empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
-    shown = [names.describe(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
-    reasons = [f"{image['key']}: {image['reason']}" for image in quarantine[:MOST_SHOWN]]
+    shown = [names.describe(record, reason) for record, reason in statistics.damaged[:MAX_SHOWN]]
+    reasons = [f"{image['key']}: {image['reason']}" for image in quarantine[:MAX_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
     every = [
-        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
+        observation("empty classes", len(empty), names=empty[: 4 * MAX_SHOWN]),
         observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
         *_pair_observations(names, inside, across, is_partial=is_partial),
         observation("quarantined", len(quarantine), names=reasons),
         *(
-            observation(kind, len(rows), records=[*map(names.describe, rows[:MOST_SHOWN])], leave_out=rows)
+            observation(kind, len(rows), records=[*map(names.describe, rows[:MAX_SHOWN])], leave_out=rows)
             for kind, rows in odd.items()
         ),
     ]
@@ -355,10 +355,10 @@ def _pair_observations(
     ]
 
 
-MOST_PICTURES = 480  # on all sheets
-MOST_OF_A_NAMED_CLASS = 60
+MAX_PICTURES = 480  # on all sheets
+MAX_OF_A_NAMED_CLASS = 60
 OF_ANY_CLASS = 8
-MOST_CLASSES = 24  # if none is named
+MAX_CLASSES = 24  # if none is named
 
 
 def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> list[Json]:
@@ -379,10 +379,10 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
                 hint = f"; close are {printable(', '.join(close))}" if close else ""
                 raise UsageError(f"has no class {printable(name)!r}{hint}", path=dataset.path)
             chosen.append(dataset.space.label_of[name])
-        most = min(MOST_OF_A_NAMED_CLASS, max(1, MOST_PICTURES // len(chosen)))
+        most = min(MAX_OF_A_NAMED_CLASS, max(1, MAX_PICTURES // len(chosen)))
     else:
         present = np.unique(labels[labels >= 0])
-        chosen = np.sort(rng.choice(present, min(len(present), MOST_CLASSES), replace=False)).tolist()
+        chosen = np.sort(rng.choice(present, min(len(present), MAX_CLASSES), replace=False)).tolist()
         most = OF_ANY_CLASS
     sheets = []
     for label in chosen:
@@ -456,8 +456,8 @@ class Examination:
         save_bytes(user_path(path), self.to_html().encode())
 
 
-MOST_LISTED = 50  # archives, and shards; all are counted
-MOST_CLASSES_LISTED = 20
+MAX_LISTED = 50  # archives, and shards; all are counted
+MAX_CLASSES_LISTED = 20
 
 
 def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
@@ -495,13 +495,13 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
                 "size": size if isinstance(size := archive.get("size"), int) else None,
                 "md5": checked.get(str(archive.get("name"))),
             }
-            for archive in archives[:MOST_LISTED]
+            for archive in archives[:MAX_LISTED]
         ],
         "in_place": manifest.archive.name if manifest.archive else None,
         "example": example,
         "content_root": manifest.content_root,
         "shards": len(shards),
-        "first_shards": [shard.to_json() for shard in shards[:MOST_LISTED]],
+        "first_shards": [shard.to_json() for shard in shards[:MAX_LISTED]],
         "writer": {str(name): str(value) for name, value in manifest.writer.items()},
         "plan": str(manifest.plan.get("sha256")),
         "root": manifest.root,
@@ -534,7 +534,7 @@ def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str
                 "share": shares[name][0],
                 "other_share": shares[name][1],
             }
-            for name in unbalanced[:MOST_CLASSES_LISTED]
+            for name in unbalanced[:MAX_CLASSES_LISTED]
         ],
         "equal_images": len(np.unique(across.exact["first"])),
         "similar_images": len(np.unique(across.near["first"])),

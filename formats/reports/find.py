@@ -23,7 +23,7 @@ from shardprep.formats.runtime.progress import Progress, check_flags
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"
-MOST_SIDE_SHIFT = 1  # pixels, as shrinking rounds a side
+MAX_SIDE_SHIFT = 1  # pixels, as shrinking rounds a side
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
     fits = np.isin(index["length"], [picture.size for picture in pictures])
     # a crop-ready picture was made from another picture, which may be a record
     for (width, height), is_made in {(picture.sides, len(picture.digests) > 1) for picture in pictures}:
-        alike = np.abs(wide * height - high * width) <= MOST_SIDE_SHIFT * max(width, height)
+        alike = np.abs(wide * height - high * width) <= MAX_SIDE_SHIFT * max(width, height)
         smaller = (wide <= width) & (high <= height)
         fits |= alike & (is_made | (is_ready & smaller))
     return np.flatnonzero(fits)

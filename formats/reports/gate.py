@@ -22,7 +22,7 @@ OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look ali
 KINDS = {OTHER_NAMES.get(kind, kind.lower().replace(" ", "-")): kind for kind in OBSERVED}
 """The kind of observation that each limit bounds, by the limit's name."""
 
-MOST_NAMED = 10  # records per check
+MAX_NAMED = 10  # records per check
 
 Limit = int | float
 
@@ -197,7 +197,7 @@ def _check(name: str, limit: Limit, examination: Examination) -> GateCheck:
     records = [*observed["records"], *(each for pair in observed["pairs"] for each in pair["records"])]
     counted = {(THIS, record) for record in observed["leave_out"]}
     keys = dict.fromkeys(each["key"] for each in records if (each["dataset"], each["record"]) in counted)
-    named = (*keys, *observed["names"])[:MOST_NAMED]
+    named = (*keys, *observed["names"])[:MAX_NAMED]
     return GateCheck(name, amount <= limit, count, limit, named, observed["is_partial"])
 
 

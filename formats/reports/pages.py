@@ -86,7 +86,7 @@ def escape_value(value: object) -> object:
 
 WIDTH, HEIGHT = 360, 190  # of the view box, which the page scales
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 38
-MOST_TABLE_ROWS = 100
+MAX_TABLE_ROWS = 100
 Show = Callable[[float], str]
 
 
@@ -147,7 +147,7 @@ def scatter(
     drawn = [Markup('<path class="dots" d="{}"/>').format(dots)]
     text = f"{len(points):,} images; {x} from {format_number(across.low)} to {format_number(across.high)}, "
     text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic, with outliers at their ends."
-    rows = [(format_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
+    rows = [(format_number(a), show_y(b)) for a, b in points[:MAX_TABLE_ROWS]]
     return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
@@ -202,7 +202,7 @@ def _figure(
     ticks += [("end", LEFT - 5, height_of(share) + 4, label) for share, label in up]
     places = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "base": base}
     values = {"title": title, "text": text, "drawn": drawn, "ticks": ticks, "names": names}
-    return Markup(render("figure", **places, **values, rows=rows[:MOST_TABLE_ROWS]))  # noqa: S704 - it escapes
+    return Markup(render("figure", **places, **values, rows=rows[:MAX_TABLE_ROWS]))  # noqa: S704 - it escapes
 
 
 def left_of(share: float) -> float:
@@ -225,7 +225,7 @@ def _is_at_end(x: float) -> bool:
     return x > WIDTH - RIGHT - 25
 
 
-MOST_TICKS = 6
+MAX_TICKS = 6
 
 
 def line_chart(
@@ -263,9 +263,9 @@ def line_chart(
                 min(max(left, LEFT + 20), WIDTH - 25), beside, mark[1]
             ),
         ]
-    step = round_step(most_x / (MOST_TICKS - 1))
+    step = round_step(most_x / (MAX_TICKS - 1))
     across = [a for a, _ in points] if dotted else [n * step for n in range(int(most_x / step) + 1)]
-    ticks = [(place(a, 0)[0], format_number(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
+    ticks = [(place(a, 0)[0], format_number(a)) for a in across[:: -(-len(across) // MAX_TICKS)]]
     marks = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
     rows = [(format_number(a), show_y(b)) for a, b in points]

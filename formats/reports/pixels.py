@@ -106,7 +106,7 @@ def _shrink(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if scale < 0.5 else cv2.INTER_LINEAR)
 
 
-MOST_EXTREMES = 12
+MAX_EXTREMES = 12
 
 MEASURES: dict[str, npt.NDArray[np.float64]] = {
     "brightness": np.linspace(0, 256, 33),
@@ -165,7 +165,7 @@ class PixelStatistics:
         if name == "blurriest":
             rows = rows[rows["contrast"] >= FLAT]  # a flat image has nothing to be sharp
         values = rows[measure].round(3)
-        first = np.lexsort((rows["record"], sign * values))[:MOST_EXTREMES]
+        first = np.lexsort((rows["record"], sign * values))[:MAX_EXTREMES]
         return list(zip(values[first].tolist(), rows["record"][first].tolist(), strict=True))
 
     def to_json(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class ShardLook:
         return [(number, reason) for number in self.numbers.tolist()]
 
 
-MOST_AT_ONCE = 512  # images per call, to keep the progress moving
+MAX_AT_ONCE = 512  # images per call, to keep the progress moving
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class ImageReading:
         looks = (
             ShardLook(look, dataset.path / shard.name, manifest.container, shard, index[part], part)
             for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False)
-            for part in (records[at : min(at + MOST_AT_ONCE, end)] for at in range(start, end, MOST_AT_ONCE))
+            for part in (records[at : min(at + MAX_AT_ONCE, end)] for at in range(start, end, MAX_AT_ONCE))
         )
         halves: list[ShardLook] = []
         done_records = done_bytes = 0

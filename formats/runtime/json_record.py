@@ -17,7 +17,7 @@ from shardprep.formats.runtime.files import name_in_data_errors, read_small_file
 
 # Lists, objects and their elements. Each takes some 200 bytes of memory, but maybe only 2 in a file. A 64 MiB
 # list of shards or classes has fewer, because an entry has at least 100 bytes.
-MOST_PARTS = 2_500_000
+MAX_PARTS = 2_500_000
 
 
 def canonical_json(value: object) -> bytes:
@@ -30,10 +30,10 @@ def parse_canonical_json(data: bytes) -> Any:
     """Parse canonical JSON. Raises ValueError for any other text.
 
     This refuses duplicate keys, NaN, other escapes, other forms of numbers, and white space. Memory is
-    bounded: more than MOST_PARTS parts raise ValueError.
+    bounded: more than MAX_PARTS parts raise ValueError.
     """
-    if sum(map(data.count, (b"[", b"{", b","))) > MOST_PARTS:
-        raise ValueError(f"has more than {MOST_PARTS} parts")
+    if sum(map(data.count, (b"[", b"{", b","))) > MAX_PARTS:
+        raise ValueError(f"has more than {MAX_PARTS} parts")
     try:
         value = json.loads(data.decode("ascii"))
         is_canonical = canonical_json(value) == data
@@ -169,7 +169,7 @@ class JsonRecord:
     KIND: ClassVar[str]
     ADVICE: ClassVar[str]
     VERSION: ClassVar[int] = 1
-    MOST_BYTES: ClassVar[int] = 1 << 20  # of a file
+    MAX_BYTES: ClassVar[int] = 1 << 20  # of a file
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
@@ -208,7 +208,7 @@ class JsonRecord:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file. Raises DataError if it holds no such record, UnknownVersion, OSError."""
-        value = read_json_file(path, most=cls.MOST_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
+        value = read_json_file(path, most=cls.MAX_BYTES, what=f"a {cls.KIND}; {cls.ADVICE}")
         with name_in_data_errors(user_path(path)):
             return cls.from_json(value)
 

@@ -35,7 +35,7 @@ from shardprep.formats.runtime import open_streams
 from shardprep.formats.runtime.files import Descriptor, Owner
 
 SPAWN = multiprocessing.get_context("spawn")
-MOST_WORKERS = 4096  # processes or threads of one call
+MAX_WORKERS = 4096  # processes or threads of one call
 
 # multiprocessing reaps finished children at every start: two threads that did so at once would take
 # exit codes from each other.
@@ -356,13 +356,13 @@ def _run_child(parent: int, end: socket.socket, target: Callable[..., None], kwa
         end.detach()  # the connection ends with the process, not earlier
 
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 def pickle_for_worker(value: object) -> bytes | None:
     """Pickle an object for ``ForkingPickler.loads`` in a worker process.
 
-    Returns None if it takes more than MOST_BYTES, cannot be pickled, or names the main module, whose classes
+    Returns None if it takes more than MAX_BYTES, cannot be pickled, or names the main module, whose classes
     and functions workers do not import.
     """
     file = _BoundedBuffer()
@@ -391,7 +391,7 @@ def refers_to_main(data: bytes) -> bool:
 
 class _BoundedBuffer(io.BytesIO):
     def write(self, data: Any, /) -> int:
-        if self.tell() + memoryview(data).nbytes > MOST_BYTES:
+        if self.tell() + memoryview(data).nbytes > MAX_BYTES:
             raise ValueError
         return super().write(data)
 
@@ -425,7 +425,7 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0  # until a child is ready: imports from a slow network disk take a minute
 EXIT_TIMEOUT_S = 1.0  # for a child that closed its channel
-MOST_COUNTED_S = 1.0  # of a wait: all processes may have been stopped meanwhile, as by Ctrl-Z
+MAX_COUNTED_S = 1.0  # of a wait: all processes may have been stopped meanwhile, as by Ctrl-Z
 KEPT_BYTES = 256 << 20  # of freed memory, reused for the next call's shard
 
 # Signals of a library that crashes on a damaged file. Any other signal comes from outside.
@@ -488,8 +488,8 @@ class Child(Owner, AbstractContextManager["Child"]):
             if seconds <= 0:
                 return None
             began = monotonic()
-            process.wait_for_news(min(MOST_COUNTED_S, seconds), to_send=not is_sent)
-            seconds -= min(MOST_COUNTED_S, monotonic() - began)
+            process.wait_for_news(min(MAX_COUNTED_S, seconds), to_send=not is_sent)
+            seconds -= min(MAX_COUNTED_S, monotonic() - began)
 
     def _exit_error(self) -> ChildDied | ChildLost:
         code = self._process.end(EXIT_TIMEOUT_S)

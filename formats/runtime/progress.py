@@ -181,7 +181,7 @@ class NoProgress(Progress):
 
 
 WINDOW_S = 60.0  # of the rates
-LEAST_S = 1.0  # a rate over less time would show how long processes take to start
+MIN_S = 1.0  # a rate over less time would show how long processes take to start
 
 
 class Pace:
@@ -222,7 +222,7 @@ class Pace:
 
     def _rates(self) -> tuple[float, float]:
         (began, count, size), (now, last_count, last_size) = self._samples[0], self._samples[-1]
-        if (seconds := now - began) < LEAST_S:
+        if (seconds := now - began) < MIN_S:
             return 0.0, 0.0
         return (last_count - count) / seconds, (last_size - size) / seconds
 

@@ -42,7 +42,7 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 
 BUSY = "another process is working on this output; wait until it ends"
 _PREFIX = "run-"
-MOST_TRIES = 1000
+MAX_TRIES = 1000
 # parts of a plan, most of them digests
 NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
 
@@ -72,7 +72,7 @@ def remove_run_folder(folder: Path) -> None:
             # A worker that is still running made or renamed a file since the folder was listed, or FUSE keeps
             # a removed file under another name while it is open.
             tried += 1
-            if tried == MOST_TRIES or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            if tried == MAX_TRIES or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 error.filename = os.fspath(folder / Path(os.fsdecode(error.filename or "")).name)
                 raise
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError, printable
 from shardprep.formats.images.header import CROP_READY
-from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
+from shardprep.formats.images.pictures import MAX_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.record import LabelSpace, Record, check_transform
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import Closable, cached_property, user_path
@@ -280,11 +280,11 @@ class RecordSet(Closable, ABC):
         if isinstance(records, int | np.integer):
             count = min(records, len(self))
             numbers: Sequence[int] = [place * len(self) // count for place in range(count)]
-            is_possible = 1 <= count <= MOST_SHOWN
+            is_possible = 1 <= count <= MAX_SHOWN
         else:
-            numbers, is_possible = records, len(records) <= MOST_SHOWN
+            numbers, is_possible = records, len(records) <= MAX_SHOWN
         if not is_possible:
-            raise UsageError(f"{records} cannot be shown; give 1 to {MOST_SHOWN} records")
+            raise UsageError(f"{records} cannot be shown; give 1 to {MAX_SHOWN} records")
         shown = []
         for number in (range(len(self))[number] for number in numbers):
             record, label = self[number], int(self.index[number]["label"])

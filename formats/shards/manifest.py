@@ -57,7 +57,7 @@ from shardprep.formats.shards.read import (
     ALL_CONTAINERS,
     ARCHIVE_NAME,
     IN_PLACE,
-    MOST_ARCHIVE_BYTES,
+    MAX_ARCHIVE_BYTES,
     FileEntry,
     IndexedArchive,
     Rows,
@@ -92,7 +92,7 @@ def _is_valid_column(value: object) -> bool:
 
 def _is_valid_archive(value: Any) -> bool:
     shape = {"name": is_text, "block_bytes": _is_count, "regions": [{"size": int, "sha256": SHA256}]}
-    return matches(value, shape) and sum(each["size"] for each in value["regions"]) <= MOST_ARCHIVE_BYTES
+    return matches(value, shape) and sum(each["size"] for each in value["regions"]) <= MAX_ARCHIVE_BYTES
 
 
 def _are_valid_labels(value: Any) -> bool:

@@ -237,7 +237,7 @@ def not_indexed_error(link: Path, issue: str) -> ShardDamaged:
     return ShardDamaged(f"{issue}; {advice_for(link)}", path=os.path.realpath(link))
 
 
-MOST_ARCHIVE_BYTES = 1 << 62
+MAX_ARCHIVE_BYTES = 1 << 62
 BLOCK_BYTES = 4 << 20  # a disk that seeks in 10 ms and reads 150 MB/s spends a quarter of the time seeking
 
 
@@ -559,7 +559,7 @@ class LocalFiles:
 LOCAL = LocalFiles()
 
 
-LEAST_BYTES = 16 << 20  # fewer are hashed in 10 ms
+MIN_BYTES = 16 << 20  # fewer are hashed in 10 ms
 YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
 
 
@@ -586,12 +586,12 @@ class Seal:
         """Store the seal of a verified file; return whether that succeeded.
 
         ``status`` is the file's status after it was read. A file that changed in the meantime or just before
-        gets no seal, nor does one smaller than LEAST_BYTES.
+        gets no seal, nor does one smaller than MIN_BYTES.
         """
         # a change now could leave times unchanged that are young, or in the future
         age_ns = time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns)
         is_changed = file_state(status) != file_state(self.status)
-        if self.status.st_size < LEAST_BYTES or age_ns < YOUNG_NS or is_changed:
+        if self.status.st_size < MIN_BYTES or age_ns < YOUNG_NS or is_changed:
             return False
         with suppress(OSError, RuntimeError, OperationError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

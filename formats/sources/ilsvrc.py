@@ -66,7 +66,7 @@ from shardprep.formats.sources.trees import (
 from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import Location
 
-MOST_NAMED = 3  # classes or folders in a message
+MAX_NAMED = 3  # classes or folders in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,8 @@ class Ilsvrc(Source):
                 want = per_class.get(image_class.name)
                 if not have if want is None else have != want:
                     wrong.append(f"{image_class.name} has {have}" + ("" if want is None else f" of {want}"))
-            more = [f"{len(wrong) - MOST_NAMED} more classes differ"] if len(wrong) > MOST_NAMED else []
-            return ", ".join(wrong[:MOST_NAMED] + more)
+            more = [f"{len(wrong) - MAX_NAMED} more classes differ"] if len(wrong) > MAX_NAMED else []
+            return ", ".join(wrong[:MAX_NAMED] + more)
         named = self.truth.images if split == "val" else []
         official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
         stems = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
@@ -369,7 +369,7 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
         split, images = next(iter(folders.items()))
         if others := other_folders(path, [each.top for each in folders.values()]):
             raise UsageError(
-                f"holds {images.folder} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it "
+                f"holds {images.folder} beside other folders of images: {', '.join(others[:MAX_NAMED])}; rename it "
                 f"if it is a class, or give {images.top} with --split {split}",
                 path=path,
             )
@@ -523,7 +523,7 @@ class FolderImages:
             statement = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
             list_it = "another file has the labels, convert a list of paths and labels"
             if tables:
-                list_it = f"{' or '.join(tables[:MOST_NAMED])} has the labels, convert that file, with --root"
+                list_it = f"{' or '.join(tables[:MAX_NAMED])} has the labels, convert that file, with --root"
             yield f"{statement}; if {list_it}"
         if all(map(str.isdecimal, names)) and (in_order := sorted(names, key=int)) != names:
             label = next(label for label, name in enumerate(names) if name != in_order[label])

@@ -50,7 +50,7 @@ _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
 MAX_KEPT_BYTES = 256 << 20  # of row groups; at least one is kept
-_MOST_SHARED = 4  # ratio of bytes in memory to encoded bytes, above which values count as repeated
+_MAX_SHARED = 4  # ratio of bytes in memory to encoded bytes, above which values count as repeated
 _SMALL = 32 << 20
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow allocates as many as the file claims
@@ -393,7 +393,7 @@ class RowContents(RecordContents):
         self._bytes += in_memory
         self._encoded_bytes += max(encoded, in_images)
         self.random_read_bytes += rows * in_memory
-        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
+        is_shared = self._bytes > max(_SMALL, _MAX_SHARED * self._encoded_bytes)  # values are repeated
         lengths = sizes + max(0, (in_memory if is_shared else encoded) - in_images) // max(1, rows)
         values = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(values, first):

@@ -16,12 +16,12 @@ from typing import Any
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.record_files import ByteWindow, Cursor
 
-MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
-MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has at most 105
-MOST_LEVELS = 8
+MAX_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
+MAX_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has at most 105
+MAX_LEVELS = 8
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
-_MOST_DIMENSIONS = 64  # numpy 2's limit
+_MAX_DIMENSIONS = 64  # numpy 2's limit
 _PLAIN_DTYPE = re.compile(r"[|<>](b1|[iu][1248]|f[248]|c8|c16)", re.ASCII)
 
 
@@ -59,7 +59,7 @@ class Array:
         """Raise ValueError for other dtypes, such as objects, and if the shape does not fit the bytes."""
         if not _PLAIN_DTYPE.fullmatch(self.dtype):
             raise ValueError(f"it holds an array of dtype {self.dtype!r}: only plain numbers are read")
-        if len(self.shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in self.shape):
+        if len(self.shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in self.shape):
             raise ValueError("it holds an array of an impossible shape")
         are_numbers = all(type(axis) is int for axis in self.axes)
         if self.axes and (not are_numbers or sorted(self.axes) != [*range(len(self.shape))]):
@@ -122,13 +122,13 @@ _MSGPACK: dict[int, tuple[str, Any]] = {
 
 def unpack(window: ByteWindow) -> Any:
     """Return the plain data in MessagePack. Raises ValueError if it is damaged or has other data."""
-    cursor, left = Cursor(window), MOST_PARTS
+    cursor, left = Cursor(window), MAX_PARTS
 
     def item(depth: int) -> Any:
         nonlocal left
         left -= 1
-        if left < 0 or depth > MOST_LEVELS:
-            raise ValueError(f"it has more than {MOST_PARTS} items, or more than {MOST_LEVELS} levels")
+        if left < 0 or depth > MAX_LEVELS:
+            raise ValueError(f"it has more than {MAX_PARTS} items, or more than {MAX_LEVELS} levels")
         code = cursor.read_number(">B")
         if code not in _MSGPACK:
             raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {cursor.at - 1})")
@@ -339,7 +339,7 @@ def unpickle(window: ByteWindow) -> Any:
             case _:
                 raise ValueError(f"its pickle asks for more than plain data (opcode 0x{ord(code):02x})")
 
-    for _ in range(MOST_PARTS):
+    for _ in range(MAX_PARTS):
         code = chr(cursor.take(1)[0])
         if code == ".":
             if len(stack) != 1 or cursor.at != window.end:
@@ -349,12 +349,12 @@ def unpickle(window: ByteWindow) -> Any:
             step(code)
         except (IndexError, KeyError) as error:
             raise ValueError("its pickle is damaged: it uses an item that is not there") from error
-    raise ValueError(f"its pickle has more than {MOST_PARTS} opcodes")
+    raise ValueError(f"its pickle has more than {MAX_PARTS} opcodes")
 
 
 def decode_plain(window: ByteWindow) -> Any:
     """Return the plain data in a pickle or MessagePack. Raises ValueError for anything else."""
-    if window.length > MOST_BYTES:
+    if window.length > MAX_BYTES:
         raise ValueError(f"it has {window.length} bytes, too many for an image or a value")
     head = window.take(window.start, min(window.start + 2, window.end))
     if head.startswith(PICKLE_FIRST_BYTES):

@@ -24,8 +24,8 @@ from shardprep.formats.runtime.files import ArchiveFile, Identity, errors_as_dam
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes
 from shardprep.formats.sources.pickled import (
-    MOST_LEVELS,
-    MOST_PARTS,
+    MAX_LEVELS,
+    MAX_PARTS,
     Array,
     ByteRange,
     Text,
@@ -52,8 +52,8 @@ KEYS = b"__keys__"
 DIGITS = 8
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 _DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, and one more to refuse longer runs
-_MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
-_MOST_REPEATED = 64 << 10  # bytes, such as class names, that a pickle stores once and refers to again
+_MAX_BYTES_OF_KEYS = 256 << 20  # 17 million keys
+_MAX_REPEATED = 64 << 10  # bytes, such as class names, that a pickle stores once and refers to again
 
 
 def recognise_tensorpack(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
@@ -209,7 +209,7 @@ def check_key(key: bytes) -> str:
 
 def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
     """Return the numbers in ``__keys__``, the only long runs of digits there. Raises ValueError."""
-    if value.length > _MOST_BYTES_OF_KEYS:
+    if value.length > _MAX_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
     keys = (check_key(digits[0]) for digits in _DIGITS.finditer(value.take(value.start, value.end)))
     return np.fromiter(map(int, keys), np.int64)
@@ -223,7 +223,7 @@ def read_item(value: ByteWindow) -> Any:
     located = decode_plain(value)
     if not isinstance(located, list | tuple | dict) or not located:
         raise ValueError("it is not a list or dict of components")
-    parts_left, bytes_left = MOST_PARTS, 2 * value.length + _MOST_REPEATED
+    parts_left, bytes_left = MAX_PARTS, 2 * value.length + _MAX_REPEATED
 
     def take(place: ByteRange) -> bytes:
         nonlocal bytes_left
@@ -235,8 +235,8 @@ def read_item(value: ByteWindow) -> Any:
     def read(item: Any, depth: int) -> Any:
         nonlocal parts_left
         parts_left -= 1
-        if parts_left < 0 or depth > MOST_LEVELS:
-            raise ValueError(f"it has more than {MOST_PARTS} parts, or more than {MOST_LEVELS} levels")
+        if parts_left < 0 or depth > MAX_LEVELS:
+            raise ValueError(f"it has more than {MAX_PARTS} parts, or more than {MAX_LEVELS} levels")
         match item:
             case ByteRange():
                 return take(item)

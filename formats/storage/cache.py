@@ -426,7 +426,7 @@ class FileSource:
         return FileCache(self.cache, self.limit, self.place)
 
 
-MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
+MAX_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
 
 
 class HeldFiles(LocalFiles, Owner, Closable):
@@ -437,7 +437,7 @@ class HeldFiles(LocalFiles, Owner, Closable):
     """
 
     def __init__(
-        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, most: int = MOST_HELD
+        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, most: int = MAX_HELD
     ) -> None:
         self._open, self._shared, self._most = opened, shared, most
         self._cache: FileCache | None = None

@@ -91,7 +91,7 @@ def eviction_order(
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
 PATIENCE_S = 300.0  # for other readers, which may pause while their training does something else
-MOST_COUNTED_S = 1.0  # of a pause: this process may have been stopped meanwhile, as by Ctrl-Z
+MAX_COUNTED_S = 1.0  # of a pause: this process may have been stopped meanwhile, as by Ctrl-Z
 
 
 class CacheBusy(OperationError):
@@ -119,7 +119,7 @@ class Patience:
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
         before, self._last = self._last, time.monotonic()
-        self._idle_s += min(MOST_COUNTED_S, self._last - before)
+        self._idle_s += min(MAX_COUNTED_S, self._last - before)
         if state != self._state:
             self._state, self._idle_s = state, 0.0
         if self._idle_s >= self.most_s / 10 and not self._has_warned:
@@ -435,7 +435,7 @@ def _open_lock(path: Path) -> LockDescriptor:
 MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
 HEADER = 3  # numbers before the uses
 POSITION_AT = 16
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 
 Uses = npt.NDArray[np.uint64]
 
@@ -487,7 +487,7 @@ def living_readers(folder: Path) -> list[LivingReader]:
     """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
     readers = []
     for lock in _locked_files(sorted(path for path in folder.iterdir() if _READER.fullmatch(path.name))):
-        data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
+        data = read_at(lock.fileno(), min(MAX_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
         if len(numbers) >= HEADER and numbers[0] == MARK:
             readers.append(LivingReader(int(numbers[1]), int(numbers[2]), numbers[HEADER:]))

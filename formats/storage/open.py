@@ -238,7 +238,7 @@ class CollectionFile(JsonRecord):
 
     KIND = "collection"
     ADVICE = "repeat prep collect in another folder"
-    MOST_BYTES = 4 << 20
+    MAX_BYTES = 4 << 20
 
     parts: tuple[PartEntry, ...]
     root: str
@@ -274,7 +274,7 @@ def read_collection(folder: Path) -> CollectionFile:
         raise ManifestDamaged(error.message, path=error.path) from error
 
 
-MOST_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records; larger ones stay in files
+MAX_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records; larger ones stay in files
 ROWS_AT_ONCE = 1 << 16
 
 
@@ -288,7 +288,7 @@ def combine_indexes(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
         if part.manifest.archive:
             part.manifest.archive.check(part.folder)
     entries = [part.manifest.table(INDEX_NAME) for part in parts]
-    if sum(entry.size for entry in entries if entry) > MOST_INDEX_BYTES:
+    if sum(entry.size for entry in entries if entry) > MAX_INDEX_BYTES:
         return StoredIndex(parts, verify=verify)
     indexes = [read_index(part.folder, part.manifest, verify=verify) for part in parts]
     rows = np.zeros(sum(map(len, indexes)), index_dtype(max(each.dtype["key"].itemsize for each in indexes)))

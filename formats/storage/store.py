@@ -304,7 +304,7 @@ class StoredFile:
 
 
 CHUNK_BYTES = 1 << 20  # read from a response, hashed and written at once
-LEAST_BYTES = 1 << 12  # counts as progress; also the least to arrive within two timeouts
+MIN_BYTES = 1 << 12  # counts as progress; also the least to arrive within two timeouts
 TRIES = 4  # without progress
 WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first try; then increasing
 LISTING_S = 120.0  # for a whole listing, which a server could continue forever
@@ -413,7 +413,7 @@ class RemoteFolder(Owner):
 
         Without ``stop``, a response decides where the file ends. Failed requests are retried as the policy
         says. A response that breaks off, has a wrong length or file, or brings too little within two
-        timeouts is resumed from its last chunk, as long as one of TRIES brings LEAST_BYTES.
+        timeouts is resumed from its last chunk, as long as one of TRIES brings MIN_BYTES.
 
         Raises AnswerBroken after that, or OtherFile if the file is not ``only``; RangeRefused if a range is
         requested and the server sends only whole files, or the file is shorter; RemoteMissing, RemoteDenied;
@@ -436,7 +436,7 @@ class RemoteFolder(Owner):
                 failure = error
             if failure is None or start == stop:
                 return
-            fruitless = 0 if start - first >= LEAST_BYTES else fruitless + 1
+            fruitless = 0 if start - first >= MIN_BYTES else fruitless + 1
             if isinstance(failure, AnswerBroken):
                 is_coarse, tries, wait_s = False, TRIES, WAIT_S * fruitless
             else:  # each of two requests
@@ -481,7 +481,7 @@ class RemoteFolder(Owner):
                 break
             yield chunk
             arrived, left_s = arrived + len(chunk), left_s - (time.monotonic() - asked)
-            if arrived >= LEAST_BYTES:
+            if arrived >= MIN_BYTES:
                 arrived, left_s = 0, 2 * self._policy.timeout_s
         if stop not in (None, start):
             raise AnswerBroken(f"did not return the requested bytes; {AGAIN}", **at)
@@ -589,7 +589,7 @@ class RemoteFolder(Owner):
 
 MEBIBYTE = 1 << 20
 PART_BYTES = 8 * MEBIBYTE  # of a multipart upload: a slow line sends one part within the timeout
-MOST_PARTS = 10_000  # of one file, S3's limit
+MAX_PARTS = 10_000  # of one file, S3's limit
 PARTS_AT_ONCE = 2  # of each file; several files are sent at once
 
 
@@ -599,7 +599,7 @@ def part_bytes(size: int) -> int:
     >>> part_bytes(1 << 30) >> 20, part_bytes(200 << 30) >> 20
     (8, 21)
     """
-    return max(PART_BYTES, -(-size // (MOST_PARTS * MEBIBYTE)) * MEBIBYTE)
+    return max(PART_BYTES, -(-size // (MAX_PARTS * MEBIBYTE)) * MEBIBYTE)
 
 
 def _redirects_of(place: Location, server: SplitResult) -> ClientConfig:

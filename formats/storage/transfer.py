@@ -29,7 +29,7 @@ from shardprep.formats.shards.dataset import SPLIT_ORDER
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.store import (
-    LEAST_BYTES,
+    MIN_BYTES,
     PATIENT,
     TRIES,
     WAIT_S,
@@ -162,7 +162,7 @@ async def fill(
         else:
             cause = f"has more than {entry.size:,} bytes" if part.size > entry.size else "has another SHA-256"
             await call_in_thread(part.clear)
-        fruitless += part.size < most + LEAST_BYTES
+        fruitless += part.size < most + MIN_BYTES
         most = max(most, part.size)
         if fruitless == TRIES:
             raise RemoteDamaged(

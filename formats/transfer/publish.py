@@ -54,7 +54,7 @@ from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, Transf
 
 CLAIM_NAME = f"{WORK_FOLDER_NAME}/upload.json"
 JSON_FILES = (MANIFEST_NAME, "upload.json")
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class StorePlace:
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
         """Whether this job's claim is there. Raises PlanMismatch for another, or for none if ``needed``."""
-        claim = await self.remote.content(CLAIM_NAME, MOST_BYTES)
+        claim = await self.remote.content(CLAIM_NAME, MAX_BYTES)
         if claim != self.claim and (needed or (claim is not None and claim.endswith(b"}\n"))):
             raise PlanMismatch(
                 f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "

@@ -156,8 +156,8 @@ class Meter:
         return self._elapsed if since is None else self._elapsed + perf_counter() - since
 
 
-MOST_BINS = 240
-FIRST_WIDTH_S = 0.25  # of a bin; doubles whenever MOST_BINS are full
+MAX_BINS = 240
+FIRST_WIDTH_S = 0.25  # of a bin; doubles whenever MAX_BINS are full
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Course:
     def __init__(self) -> None:
         self._began: float | None = None
         # the width, and each bin's sums of batches, rows, ready and waited; replaced together
-        self._state = FIRST_WIDTH_S, np.zeros((MOST_BINS, 4))
+        self._state = FIRST_WIDTH_S, np.zeros((MAX_BINS, 4))
 
     def add(self, rows: int, *, ready: int, waited: float) -> None:
         """Count a batch received now."""
@@ -191,7 +191,7 @@ class Course:
             self._began = now
         width, bins = self._state
         place = int((now - self._began) / width)
-        while place >= MOST_BINS:
+        while place >= MAX_BINS:
             pairs = bins.reshape(-1, 2, bins.shape[1]).sum(axis=1)
             width, bins, place = width * 2, np.concatenate([pairs, np.zeros_like(pairs)]), place // 2
             self._state = width, bins

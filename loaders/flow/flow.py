@@ -14,7 +14,7 @@ from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, NumberedItems,
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import natural
-from shardprep.formats.runtime.processes import MOST_WORKERS
+from shardprep.formats.runtime.processes import MAX_WORKERS
 from shardprep.formats.runtime.progress import Progress, check_flags, check_int, check_seconds, check_seed
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.open import open_records
@@ -288,8 +288,8 @@ class Flow(Closable):
             UsageError: The arguments contradict each other.
         """
         check_flags(ordered=ordered, drop_none=drop_none, random=random)
-        threads = check_int(threads, "threads", least=0, most=MOST_WORKERS)
-        processes = check_int(processes, "processes", least=0, most=MOST_WORKERS)
+        threads = check_int(threads, "threads", least=0, most=MAX_WORKERS)
+        processes = check_int(processes, "processes", least=0, most=MAX_WORKERS)
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function.of_item(function, random=random)

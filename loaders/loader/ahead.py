@@ -158,7 +158,7 @@ def reading_ahead(
 
 
 THREADS = 4
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -369,7 +369,7 @@ class ShardFeed(Owner):
         self._begun = self._total = 0
         self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
         mean = files.total // max(1, len(files.sizes)) or 1
-        ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
+        ahead = min(MAX_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
         self._prefetcher = Prefetcher(self._cache, ahead=ahead * files.per_shard)
         self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
         self._end = Finalizer(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))

@@ -25,9 +25,9 @@ from shardprep.formats.images.decode import (
     warn_of_decoder,
     warn_of_other_decoder,
 )
-from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
+from shardprep.formats.images.pictures import MAX_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import Closable, Owner
-from shardprep.formats.runtime.processes import MOST_WORKERS, usable_cpus
+from shardprep.formats.runtime.processes import MAX_WORKERS, usable_cpus
 from shardprep.formats.runtime.progress import check_flags, check_int, count_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
@@ -194,7 +194,7 @@ class Loader(Owner, Closable):
         check_choice("on_bad_record", on_bad_record, ("raise", "skip"))
         check_flags(drop_last=drop_last, with_numbers=with_numbers)
         count = usable_cpus() if workers == "auto" else workers
-        self._workers = check_int(count, "workers, if not 'auto',", least=0, most=MOST_WORKERS)
+        self._workers = check_int(count, "workers, if not 'auto',", least=0, most=MAX_WORKERS)
         self.dataset = open_records(location_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
@@ -598,7 +598,7 @@ class Loader(Owner, Closable):
         for a batch without images.
         """
         replayed = self.replay(self.epoch if epoch is None else epoch, step)
-        count = max(0, min(most, MOST_SHOWN, len(replayed)))
+        count = max(0, min(most, MAX_SHOWN, len(replayed)))
         pictures = pictures_of(replayed.batch, self.transform)[:count]
         labels, classes = self.dataset.index["label"], self.dataset.classes
         shown = []

@@ -387,13 +387,13 @@ def _to_picture(image: Any, transform: Transform | None) -> Picture:
 
 
 CELL = 160  # pixels per side of a picture
-LEAST_CELL = 48
-MOST_WIDTH = 2400
+MIN_CELL = 48
+MAX_WIDTH = 2400
 GAP = 8
 LINE_HEIGHT = 14  # pixels from one line of text to the next
 FONT_SCALE = 0.36  # of OpenCV's font
 TITLE = 26
-MOST_PICTURES = 1024  # pictures in a sheet
+MAX_PICTURES = 1024  # pictures in a sheet
 
 PAPER, INK, FAINT, BAD = (250,) * 3, (30,) * 3, (110,) * 3, (190, 40, 40)
 
@@ -434,8 +434,8 @@ class ContactSheet:
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """Return the records of the step with their pictures, None for skipped ones."""
         records = self.replayed.records
-        if len(records) > MOST_PICTURES:
-            raise UsageError(f"a sheet has at most {MOST_PICTURES} pictures, but the step has {len(records)}")
+        if len(records) > MAX_PICTURES:
+            raise UsageError(f"a sheet has at most {MAX_PICTURES} pictures, but the step has {len(records)}")
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
         return [(record, next(pictures) if record.skipped is None else None) for record in records]
 
@@ -444,7 +444,7 @@ class ContactSheet:
         shown = self._shown()
         columns = max(4, math.ceil(math.sqrt(1.4 * len(shown))))  # a little wider than high
         rows = max(1, math.ceil(len(shown) / columns))
-        cell = max(LEAST_CELL, min(CELL, MOST_WIDTH // columns - GAP))
+        cell = max(MIN_CELL, min(CELL, MAX_WIDTH // columns - GAP))
         height, width = cell + 3 * LINE_HEIGHT + GAP, cell + GAP
         sheet: Picture = np.full((TITLE + GAP + rows * height, GAP + columns * width, 3), PAPER, np.uint8)
         _write_text(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)

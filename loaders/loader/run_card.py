@@ -25,7 +25,7 @@ from shardprep.loaders.transforms.contract import LibraryVersion, Transform, che
 from shardprep.loaders.transforms.transforms import ColorJitter, Cut, EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
 
-MOST_LISTED = 4096
+MAX_LISTED = 4096
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class ChosenRecords:
 
     def __post_init__(self) -> None:
         numbers = self.numbers or ()
-        if len(numbers) > MOST_LISTED or max(numbers, default=0) >= MAX_RECORDS:
+        if len(numbers) > MAX_LISTED or max(numbers, default=0) >= MAX_RECORDS:
             raise ValueError("it lists too many records, or too large numbers")
 
     @classmethod
     def of(cls, numbers: Records) -> Self:
-        """Describe these record numbers; more than MOST_LISTED are not listed."""
-        listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
+        """Describe these record numbers; more than MAX_LISTED are not listed."""
+        listed = tuple(numbers.tolist()) if len(numbers) <= MAX_LISTED else None
         return cls(len(numbers), digest_of(numbers), listed)
 
     def __str__(self) -> str:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
 
 SIGNATURE_BYTES = 1024  # more than a signature's line
-MOST_KEYS = 20  # in a statement
-MOST_EPOCHS = 1 << 16  # searched for records unless more are asked for; a damaged log may name 2**63
+MAX_KEYS = 20  # in a statement
+MAX_EPOCHS = 1 << 16  # searched for records unless more are asked for; a damaged log may name 2**63
 _SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of a signature's line
 
 
@@ -60,7 +60,7 @@ class LogEntry(JsonRecord):
 
     KIND: ClassVar[str] = "run log"
     ADVICE: ClassVar[str] = "loader.log_epoch(path) writes a log, and a state is loader.state_dict() as JSON"
-    MOST_BYTES: ClassVar[int] = 1 << 30  # a line for each rank and epoch
+    MAX_BYTES: ClassVar[int] = 1 << 30  # a line for each rank and epoch
 
     card: RunCard
     receipt: Receipt
@@ -183,7 +183,7 @@ class RunLog:
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
         file = Path(user_path(path))
-        data = read_small_file(file, LogEntry.MOST_BYTES)
+        data = read_small_file(file, LogEntry.MAX_BYTES)
         with suppress(ValueError, RecursionError):
             value = json.loads(data)
             with name_in_data_errors(file):
@@ -262,9 +262,9 @@ class RunLog:
         return min(reversed(exact or entries), key=lambda entry: entry.card.rank, default=None)
 
     def count_epochs(self) -> int:
-        """Return the number of epochs, to the last entry's. Raises DataError if it is above MOST_EPOCHS."""
+        """Return the number of epochs, to the last entry's. Raises DataError if it is above MAX_EPOCHS."""
         last = max((entry.receipt.epoch for entry in self.entries), default=0)
-        if last >= MOST_EPOCHS:
+        if last >= MAX_EPOCHS:
             raise DataError(f"the log has epoch {last:,}; say by --epochs how many of them to search")
         return last + 1
 
@@ -531,5 +531,5 @@ def _statement(
 
 
 def _list_keys(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else ""
-    return ", ".join(map(printable, keys[:MOST_KEYS])) + more
+    more = f" and {len(keys) - MAX_KEYS:,} more" if len(keys) > MAX_KEYS else ""
+    return ", ".join(map(printable, keys[:MAX_KEYS])) + more

@@ -21,8 +21,8 @@ from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import format_size
 from shardprep.loaders.loader.stats import StageLoad
 
-MOST_PARTS = 1000  # of the time
-MOST_STAGES = 100  # the longest flows have a few dozen
+MAX_PARTS = 1000  # of the time
+MAX_STAGES = 100  # the longest flows have a few dozen
 COURSE = ("began", "batches", "rows", "ready", "waited")  # values for each part of the time
 
 
@@ -48,7 +48,7 @@ class RunValues:
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
-                tuple(map(_parse_stage, parse_as(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
+                tuple(map(_parse_stage, parse_as(tuple[Any, ...], values["loads"])[:MAX_STAGES])),
                 parse_as(str, verdict["limit"]),
                 parse_number(verdict["rate"]),
                 parse_as(str, verdict["unit"]),
@@ -65,7 +65,7 @@ def _parse_course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], f
     """Return the parts of the time and their length; for an input, its loader's."""
     while within := values.get("source") or values.get("loader"):
         values = within
-    points = parse_as(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
+    points = parse_as(tuple[Any, ...], values.get("course", []))[:MAX_PARTS]
     parts = [[parse_number(part[name]) for name in COURSE] for part in points]
     seconds = parse_number(points[0]["seconds"]) if points else 0.0
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
@@ -88,7 +88,7 @@ def parse_number(value: object, *, most: float = 1e18) -> float:
 
 
 ENOUGH = 0.95  # of a sweep's highest rate; the smallest value that reaches it is the knee
-MOST_RUNS = 100
+MAX_RUNS = 100
 
 Part = dict[str, Any]
 
@@ -119,7 +119,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
         return None
     runs = sorted(
         (parse_number(run["value"]), parse_number(run["images_per_second"]))
-        for run in parse_as(tuple[Any, ...], sweep["runs"])[:MOST_RUNS]
+        for run in parse_as(tuple[Any, ...], sweep["runs"])[:MAX_RUNS]
     )
     option, most = parse_as(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
     knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
@@ -187,8 +187,8 @@ def course_charts(run: RunValues) -> list[Markup]:
     ]
 
 
-MOST_EVENTS = 600  # drawn, with about 100 bytes of the page each
-MOST_TRACKS = 17  # the consumer and 16 workers
+MAX_EVENTS = 600  # drawn, with about 100 bytes of the page each
+MAX_TRACKS = 17  # the consumer and 16 workers
 COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last one
 LEFT, WIDTH, ROW = 70, 570, 24  # of the view
 WAITING = "waiting"
@@ -212,11 +212,11 @@ def timeline(trace: Any) -> Part:
         if each["ph"] == "X" and each["cat"] in KINDS
     ]
     events_by_time.sort(key=itemgetter(0))
-    first = max(0, (len(events_by_time) - MOST_EVENTS) // 2)
-    spans = events_by_time[first : first + MOST_EVENTS]
+    first = max(0, (len(events_by_time) - MAX_EVENTS) // 2)
+    spans = events_by_time[first : first + MAX_EVENTS]
     if not spans:
         return {"bars": []}
-    tracks = sorted({track for _, _, track, _ in spans})[:MOST_TRACKS]
+    tracks = sorted({track for _, _, track, _ in spans})[:MAX_TRACKS]
     begin = spans[0][0]
     whole = max(began + lasted for began, lasted, _, _ in spans) - begin or 1.0
     filled = dict.fromkeys(name for *_, name in spans if name != WAITING)

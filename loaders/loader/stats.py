@@ -22,7 +22,7 @@ from shardprep.loaders.loader.ahead import StorageCounts
 
 MAX_WAITING_SHARE = 0.1  # of the time; a consumer that waits less is the limit, as such waits are noise
 MAX_QUEUED_SHARE = 0.25  # of computing time; if workers wait more for a CPU, other processes use the CPUs
-MOST_CROP_READY = 0.5  # advise crop-ready images only up to this share
+MAX_CROP_READY = 0.5  # advise crop-ready images only up to this share
 
 STEP = "training step"
 HAND_OVER = "hand-over"
@@ -167,7 +167,7 @@ class GroupTimes(Counts):
             )
             return (
                 f"all CPUs ({cpus}) are in use, so more workers do not help; more or faster CPUs would, as "
-                f"would data machines{smaller if slowest == 'decode' and crop_ready < MOST_CROP_READY else ''}"
+                f"would data machines{smaller if slowest == 'decode' and crop_ready < MAX_CROP_READY else ''}"
             )
         return (
             f"more workers help: {enough} instead of {self.width} would reach "

@@ -372,10 +372,10 @@ class Reading:
 
 MIB = 1 << 20
 SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
-LEAST_SCRATCH, MOST_SCRATCH = 4 * MIB, 1 << 30
-LEAST_SMALL, MOST_SMALL = 16, MAX_OPEN  # files
-MOST_SMALL_BYTES = 64 * MIB
-FIRST_WRITTEN, MOST_WRITTEN = 4 * MIB, 256 * MIB
+MIN_SCRATCH, MAX_SCRATCH = 4 * MIB, 1 << 30
+MIN_SMALL, MAX_SMALL = 16, MAX_OPEN  # files
+MAX_SMALL_BYTES = 64 * MIB
+FIRST_WRITTEN, MAX_WRITTEN = 4 * MIB, 256 * MIB
 FREE_DIVISOR = 4  # the rest of the free space is for other programs
 
 
@@ -396,7 +396,7 @@ class Writing:
         if self.missing:
             return
         wanted = int(self.rates[-1] * seconds) if self.rates else FIRST_WRITTEN
-        blocks = max(1, _limit_by_free_space(self._place, min(wanted, MOST_WRITTEN)) // MIB)
+        blocks = max(1, _limit_by_free_space(self._place, min(wanted, MAX_WRITTEN)) // MIB)
         try:
             with ExitStack() as stack:
                 file, data = _unnamed_file(self._place, stack), _random_bytes(MIB)
@@ -413,8 +413,8 @@ def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> t
     Each is flushed, so that its pages can be dropped and the time holds.
     """
     data, end, paths = _random_bytes(size), time.monotonic() + seconds, []
-    for number in range(max(1, min(MOST_SMALL, _limit_by_free_space(folder, MOST_SMALL_BYTES) // size // 2))):
-        if number >= LEAST_SMALL and time.monotonic() > end:
+    for number in range(max(1, min(MAX_SMALL, _limit_by_free_space(folder, MAX_SMALL_BYTES) // size // 2))):
+        if number >= MIN_SMALL and time.monotonic() > end:
             break
         paths.append(folder / str(number))
         with paths[-1].open("xb", buffering=0) as file:
@@ -426,14 +426,14 @@ def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> t
 
 def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
     """Write 4 MiB to 1 GiB for ``seconds``, flushed piece by piece; return the descriptor."""
-    size = _limit_by_free_space(folder, MOST_SCRATCH)
-    if size < LEAST_SCRATCH:
-        raise NoSpace(f"has no room for a file of {LEAST_SCRATCH >> 20} MiB; make room", path=folder)
-    file, data, end = _unnamed_file(folder, stack), _random_bytes(LEAST_SCRATCH), time.monotonic() + seconds
+    size = _limit_by_free_space(folder, MAX_SCRATCH)
+    if size < MIN_SCRATCH:
+        raise NoSpace(f"has no room for a file of {MIN_SCRATCH >> 20} MiB; make room", path=folder)
+    file, data, end = _unnamed_file(folder, stack), _random_bytes(MIN_SCRATCH), time.monotonic() + seconds
     with name_in_os_errors(folder):
         _write(file, data)
-        while time.monotonic() < end and (left := size - os.fstat(file).st_size) >= LEAST_SCRATCH:
-            _write(file, data, min(4, left // LEAST_SCRATCH))
+        while time.monotonic() < end and (left := size - os.fstat(file).st_size) >= MIN_SCRATCH:
+            _write(file, data, min(4, left // MIN_SCRATCH))
     return file
 
 

@@ -151,7 +151,7 @@ REDRAWN_S = 0.2  # between two redraws
 WAIT_S = 1.0  # a wait for a batch this long redraws the state
 SHOWN_PERIOD_S = 60.0  # the period of the shown rates
 SHOWN_LEVELS = 60  # of the queue, one per second
-LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
+MIN_SHARE = 0.005  # of the time; lesser stages are not shown
 
 
 class _Lines(FittingBar, tqdm):  # type: ignore[type-arg]
@@ -287,7 +287,7 @@ class LoaderBar(Iterator[Any], Closable):
         yield [
             (1 - load.utilisation, f"  {load.name} {load.utilisation:.0%}")
             for load in recent.loads
-            if load.utilisation >= LEAST_SHARE
+            if load.utilisation >= MIN_SHARE
         ]
         engine = getattr(self._loader, "engine", None)
         if engine is not None and engine.slots:

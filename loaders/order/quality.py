@@ -16,7 +16,7 @@ from shardprep.loaders.order.parts import Records
 
 ENOUGH_CLASSES = 0.9  # of the classes that a batch has with a GlobalShuffle
 EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epoch, as fractions of the edge
-MOST_PARTS = 200  # of a class; more make no difference
+MAX_PARTS = 200  # of a class; more make no difference
 
 Labels = npt.NDArray[np.integer[Any]]
 
@@ -76,7 +76,7 @@ class ClassMixing:
 
     def _mean_classes(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the mean number of classes in a batch drawn from each of these fractions of the records."""
-        parts = min(MOST_PARTS, max(1, round(self.records / self.classes / self.shard_records)))
+        parts = min(MAX_PARTS, max(1, round(self.records / self.classes / self.shard_records)))
         inside = np.arange(parts + 1)  # parts of a class in the window
         ways = np.array([math.comb(parts, number) for number in range(parts + 1)], float)
         share = shares[:, None]
@@ -273,7 +273,7 @@ SAMPLED_PAIRS = 4096  # of records stored side by side whose labels are compared
 SAMPLED_LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
 SAMPLED_PLACES = 3  # of the epoch; each costs the order of a window
 STEPS_PER_PLACE = 8
-MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
+MAX_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
 ADJACENT_FACTOR = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
 
 
@@ -283,7 +283,7 @@ def sample_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
     ``labels`` has the class of each record of the plan, in stored order. Takes under a millisecond unless
     records of a class lie side by side. Then some batches are computed, unless the window is too large.
     """
-    if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _has_class_runs(labels):
+    if not 1 < plan.batch_size < len(labels) or window > MAX_WINDOW or not _has_class_runs(labels):
         return None
     full = plan.with_full_batches
     steps = len(full.split(0)) - (0 if plan.drop_last else 1)

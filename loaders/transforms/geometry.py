@@ -187,7 +187,7 @@ def resize_window(
 SMOOTH = -1  # beside OpenCV's interpolations: smoothed, then bilinear
 SMOOTH_RANGE = 1.2, 3  # the range of pixels to one in which it is faster than area averages, and seldom worse
 _WIDENING = 1.1  # of the filter: photographs then differ least at 1.4 to 2 pixels to one
-_MOST_WEIGHT = 0.36  # likewise, at 2.5 pixels to one
+_MAX_WEIGHT = 0.36  # likewise, at 2.5 pixels to one
 
 
 def smooth(pixels: Array, across: float, down: float, shift: float) -> Array:
@@ -197,7 +197,7 @@ def smooth(pixels: Array, across: float, down: float, shift: float) -> Array:
     bilinear resizing. The image also moves left by ``shift`` pixels, at most half a pixel: a shift across
     takes no time, while OpenCV filters columns several times slower with a kernel that is not symmetric.
     """
-    wide, high = (min(_MOST_WEIGHT, _WIDENING * max(0.0, width**2 - 1) / 12) for width in (across, down))
+    wide, high = (min(_MAX_WEIGHT, _WIDENING * max(0.0, width**2 - 1) / 12) for width in (across, down))
     row = np.array([wide + (shift**2 - shift) / 2, 1 - 2 * wide - shift**2, wide + (shift**2 + shift) / 2])
     column = np.array([high, 1 - 2 * high, high])
     return cv2.sepFilter2D(pixels, -1, row, column, borderType=cv2.BORDER_REPLICATE)

@@ -20,7 +20,7 @@ BoxUnits = Literal["fractions", "pixels"]
 
 BOX_COUNT = "box_count"
 NO_LABEL = -1
-MOST_BOXES = 1 << 16
+MAX_BOXES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class TargetOptions:
             )
         if self.box_labels is not None and self.boxes is None:
             raise UsageError(f"box_labels={self.box_labels!r} needs boxes, the column of their boxes")
-        check_int(self.max_boxes, "max_boxes", least=1, most=MOST_BOXES)
+        check_int(self.max_boxes, "max_boxes", least=1, most=MAX_BOXES)
         if not is_number(self.min_box) or not 0 <= self.min_box <= 1:
             raise UsageError(f"min_box must be a share of a box's area, 0 to 1, not {self.min_box!r}")
         check_choice("box_units", self.box_units, ("fractions", "pixels"))

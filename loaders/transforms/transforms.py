@@ -49,7 +49,7 @@ Interpolation = Literal["auto", "linear", "area", "cubic"]
 Rounding = Literal["torchvision", "tensorpack"]
 
 REDUCTIONS: tuple[Reduction, ...] = (8, 4, 2)
-LEAST_RATIO = 0.85  # of a crop's shorter side to the reduced result's: a crop of aspect 4/3 has 0.866
+MIN_RATIO = 0.85  # of a crop's shorter side to the reduced result's: a crop of aspect 4/3 has 0.866
 MAX_SIDE = 4096  # of a result: no intermediate image then takes more than 805 MB
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 
@@ -181,7 +181,7 @@ class ImageTransform(TargetOptions, ABC):
             return 1
         across, down = (side / size for side, size in zip(source, result, strict=True))
         ratio, least = math.sqrt(across * down), min(across, down)
-        return next((by for by in REDUCTIONS if ratio >= by and least >= LEAST_RATIO * by), 1)
+        return next((by for by in REDUCTIONS if ratio >= by and least >= MIN_RATIO * by), 1)
 
 
 @dataclass(frozen=True, repr=False)

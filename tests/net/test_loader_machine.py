@@ -299,7 +299,7 @@ class Oracle:
         options |= {"transform": self.transform(name), "with_numbers": True, "workers": workers}
         options |= {"on_bad_record": "skip" if choice.skips else "raise", "drop_last": over.drop_last}
         options |= {"batch_size": over.batch, "world_size": over.world, "rank": rank} | others
-        with patch.object(collections, "MOST_INDEX_BYTES", 0 if choice.files else 1 << 30):
+        with patch.object(collections, "MAX_INDEX_BYTES", 0 if choice.files else 1 << 30):
             return Loader(self.path, **options)
 
 

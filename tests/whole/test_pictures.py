@@ -38,7 +38,7 @@ def test_every_picture_is_small_and_is_shown(maker: Any) -> None:
     }
 
     assert names == shown == set(maker.INPUTS)
-    assert all((maker.PICTURES / name).stat().st_size <= maker.MOST_BYTES for name in names)
+    assert all((maker.PICTURES / name).stat().st_size <= maker.MAX_BYTES for name in names)
 
 
 def test_the_conversion_that_is_shown_is_interrupted_and_goes_on(maker: Any) -> None:

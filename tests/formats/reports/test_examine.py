@@ -131,7 +131,7 @@ def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, foun
 
 
 def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.formats.reports.examine.MOST_DECODED", 5)
+    monkeypatch.setattr("shardprep.formats.reports.examine.MAX_DECODED", 5)
 
     sampled = report(built[0], workers=0)
 

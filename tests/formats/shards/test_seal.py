@@ -23,7 +23,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
     counting, now = Mock(wraps=hashlib), time.time_ns()
     monkeypatch.setattr(reading, "hashlib", counting)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(seals, "LEAST_BYTES", 1)
+    monkeypatch.setattr(seals, "MIN_BYTES", 1)
     monkeypatch.setattr(seals.time, "time_ns", lambda: now + 60_000_000_000)  # no ctime can be set
     return counting
 

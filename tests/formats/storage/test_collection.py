@@ -183,7 +183,7 @@ def records(
     request: pytest.FixtureRequest, lmdb_shards: Path, three_parts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RecordSet]:
     if request.param == "collection that reads rows":
-        monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
+        monkeypatch.setattr(collections, "MAX_INDEX_BYTES", 0)
     is_dataset = request.param == "dataset"
     with open_dataset(lmdb_shards) if is_dataset else open_collection(three_parts) as opened:
         yield opened

@@ -331,7 +331,7 @@ with CacheFolder(Path(sys.argv[1])).critical_section():
 WAITING = """
 import warnings
 from shardprep.formats.storage import cache_folder
-cache_folder.MOST_COUNTED_S = 0.1
+cache_folder.MAX_COUNTED_S = 0.1
 warnings.showwarning = lambda *_: print(flush=True)
 cache_folder.CacheFolder(Path(sys.argv[1]), patience_s=2.0).critical_section().__enter__()
 """

@@ -29,7 +29,7 @@ from shardprep.formats.runtime.processes import starting_process
 from shardprep.loaders import Loader
 from shardprep.loaders.engine import dispatcher, engine as module, messages
 from shardprep.loaders.engine.dispatcher import SlowRecord
-from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course, Engine
+from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MAX_BINS, Course, Engine
 from shardprep.loaders.engine.messages import CpuClock, Items, WorkFailed
 from shardprep.loaders.measuring.progress_bar import tracing
 from support import engine_workers
@@ -378,7 +378,7 @@ def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[
             course.add(rows, ready=ready, waited=gap)
     points = course.points()
 
-    assert len(points) <= MOST_BINS
+    assert len(points) <= MAX_BINS
     assert sum(point.batches for point in points) == len(batches)
     assert sum(point.rows for point in points) == sum(rows for _, rows, _ in batches)
     assert sum(point.ready * point.batches for point in points) == pytest.approx(

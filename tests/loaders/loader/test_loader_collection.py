@@ -58,7 +58,7 @@ def test_columns_are_those_of_their_parts_except_damaged_values(tmp_path: Path, 
 def test_a_cut_index_is_an_error_of_the_step(
     lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
+    monkeypatch.setattr(collections, "MAX_INDEX_BYTES", 0)
     folder = collected(lmdb_shards, tmp_path, 5)
     with loader_on(folder, shuffle=None) as loader:
         batches = iter(loader)

@@ -241,7 +241,7 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
 def test_chosen_records_too_many_for_a_log_are_given_again(
     lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 9)
+    monkeypatch.setattr("shardprep.loaders.loader.run_card.MAX_LISTED", 9)
     kept, gone, log = np.arange(100), np.arange(20, 40), tmp_path / "log"
     np.save(tmp_path / "kept.npy", kept)
     np.save(tmp_path / "gone.npy", gone)

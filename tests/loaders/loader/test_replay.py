@@ -290,7 +290,7 @@ def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: P
 
 
 def test_many_chosen_records_are_known_by_their_digest(lmdb_shards: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 10)
+    monkeypatch.setattr("shardprep.loaders.loader.run_card.MAX_LISTED", 10)
     with loader_on(lmdb_shards, transform=None, records=np.arange(30)) as loader:
         card = loader.card()
     with pytest.raises(UsageError, match="30 records"):
