@@ -24,8 +24,7 @@ def test_every_kind_of_source_is_read_whenever_prometheus_asks(lmdb_shards: Path
         text = generate_latest(registry).decode()
 
     assert 'shardprep_rows_total{source="train"} 0.0' in nothing
-    rows = (batches - 5 - 4) * 16
-    assert f'shardprep_rows_total{{source="train"}} {rows}.0' in text
+    assert f'shardprep_rows_total{{source="train"}} {(batches - 5 - 4) * 16}.0' in text
     assert 'shardprep_rows_total{source="flow"} 40.0' in text
     assert 'shardprep_stage_busy_ratio{place="worker",source="train",stage="decode"}' in text
     assert 'shardprep_limit{source="flow",stage="' in text
