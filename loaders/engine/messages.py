@@ -336,18 +336,19 @@ class CpuClock:
     The second value is 0 if the kernel does not tell. A reading takes a microsecond; a thread's first longer.
     """
 
-    _file: Descriptor | None = None
+    _number = -1
     _thread = 0
 
     def read(self) -> npt.NDArray[np.float64]:
         if (thread := get_native_id()) != self._thread:
-            self._thread, self._file = thread, None
+            self._thread, self._number = thread, -1
             with suppress(OSError):  # as in a sandbox
                 self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
+                self._number = self._file.fileno()
         on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
-        if self._file is None:
+        if self._number < 0:
             return np.array((on_cpu, 0.0))
-        _, queued, _ = os.pread(self._file.fileno(), 64, 0).split()
+        _, queued, _ = os.pread(self._number, 64, 0).split()
         return np.array((on_cpu, int(queued) * 1e-9))
 
 

@@ -498,7 +498,9 @@ class Epoch:
 
     def record_delivery(self, numbers: Records, skipped: list[int]) -> None:
         """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
-        receipt = self._receipt.add(numbers).skip(skipped)
+        receipt = self._receipt.add(numbers)
+        if skipped:
+            receipt = receipt.skip(skipped)
         self._steps, self._receipt = self._steps + 1, receipt  # no interruption between the two
 
     def end(self) -> None:
