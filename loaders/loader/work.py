@@ -620,7 +620,8 @@ class Results:
         self._form: RowForm | None = None
 
     def request(self, items: Items) -> BatchRequest:
-        return BatchRequest(items).with_rows(self._form, at=0, room=self._room)
+        request = BatchRequest(items)
+        return request.with_rows(self._form, at=0, room=self._room) if self._form else request
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         """Return a batch's parts, without skipped rows."""
