@@ -30,9 +30,9 @@ from shardprep.formats.runtime.files import (
     flush_file,
     hash_file,
     name_in_os_errors,
+    open_for_publishing,
     publish,
     publish_bytes,
-    publishing,
     temporary_path,
 )
 from shardprep.formats.runtime.jobs import Job, Unit, counted_range
@@ -303,7 +303,7 @@ class ShardJob(Job[Any]):
                     path=final,
                 )
             publish(built, final)
-        with publishing(path, self.run) as file:
+        with open_for_publishing(path, self.run) as file:
             write_table(file, rows)
         return {
             "rows": path.name,

@@ -22,7 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import kind_of
 from shardprep.formats.records.record import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.files import hash_file, publishing
+from shardprep.formats.runtime.files import hash_file, open_for_publishing
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import FileEntry, Rows
 
@@ -146,7 +146,7 @@ def publish_file(
 ) -> FileEntry:
     """Publish a file written by ``write``, and return its entry. Raises OSError."""
     final = folders.output / name
-    with publishing(final, folders.run) as file:
+    with open_for_publishing(final, folders.run) as file:
         write(file)
     return FileEntry(name, final.stat().st_size, hash_file(final), records)
 

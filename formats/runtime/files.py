@@ -412,7 +412,7 @@ def temporary_path(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
+def open_for_publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
     """Open a file in ``folder`` that is published as ``final`` at the end; an error leaves nothing behind."""
     built = temporary_path(folder, final.name)
     try:
@@ -427,7 +427,7 @@ def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
 
 def publish_bytes(final: Path, data: bytes, folder: Path) -> None:
     """Write a small file, unfinished in ``folder``, and publish it as ``final``."""
-    with publishing(final, folder) as file:
+    with open_for_publishing(final, folder) as file:
         file.write(data)
 
 

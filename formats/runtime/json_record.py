@@ -86,7 +86,7 @@ def is_text(value: object) -> bool:
     return True
 
 
-def natural(value: object) -> int:
+def parse_natural(value: object) -> int:
     """Return the value if it is an int of 0 or more. Otherwise raise ValueError."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{_begun(value)} is not a number of 0 or more")
@@ -115,7 +115,7 @@ def parse_as(kind: Any, value: Any) -> Any:
     KeyError, TypeError or ValueError for other values.
     """
     if kind is int:
-        return natural(value)
+        return parse_natural(value)
     if type(value) is kind:  # most values: a manifest has thousands
         return value
     if isinstance(kind, UnionType):

@@ -91,7 +91,7 @@ def check_seed(value: object) -> int:
     return check_int(value, "a seed", least=0, most=(1 << 64) - 1)
 
 
-def takes(call: Callable[..., Any], arguments: int) -> bool:
+def accepts_arguments(call: Callable[..., Any], arguments: int) -> bool:
     """Whether the callable takes this many arguments; True if it has no known signature."""
     try:
         signature(call, follow_wrapped=False).bind(*[None] * arguments)

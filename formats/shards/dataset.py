@@ -30,7 +30,7 @@ from shardprep.formats.records.record import LabelSpace, Record, check_transform
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import Closable, cached_property, user_path
 from shardprep.formats.runtime.processes import use_one_thread
-from shardprep.formats.runtime.progress import takes
+from shardprep.formats.runtime.progress import accepts_arguments
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.manifest import (
@@ -450,7 +450,7 @@ class TransformedDataset(Closable):
             raise
         self.dataset = dataset
         self.transform = transform
-        self._is_random = takes(transform, 2)
+        self._is_random = accepts_arguments(transform, 2)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ from shardprep.formats.sources.tar import (
 from shardprep.formats.sources.trees import (
     FolderWalk,
     TreeReader,
+    find_unused_folders,
     is_image,
-    other_folders,
     other_folders_note,
     refuse_links,
 )
@@ -367,7 +367,7 @@ def recognise_official(path: Path, options: SourceOptions, *, check_md5: bool = 
     folders = _find_split_images("extracted-tree", path, options)
     if folders and not packed and not kaggle and "train" not in folders:
         split, images = next(iter(folders.items()))
-        if others := other_folders(path, [each.top for each in folders.values()]):
+        if others := find_unused_folders(path, [each.top for each in folders.values()]):
             raise UsageError(
                 f"holds {images.folder} beside other folders of images: {', '.join(others[:MAX_NAMED])}; rename it "
                 f"if it is a class, or give {images.top} with --split {split}",

@@ -22,7 +22,7 @@ from shardprep.formats.records.record import (
     LabelSpace,
     official_words,
 )
-from shardprep.formats.runtime.files import errors_as_damage, publishing, read_small_file
+from shardprep.formats.runtime.files import errors_as_damage, open_for_publishing, read_small_file
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
@@ -271,7 +271,7 @@ class StoredEntries:
         """Store the entries; ``run`` is the folder for unfinished files."""
         array = BytesIO()  # written to a file, NumPy would not say that the disk is full
         np.save(array, entries, allow_pickle=False)
-        with publishing(self._path, run) as file:
+        with open_for_publishing(self._path, run) as file:
             file.write(array.getbuffer())
 
 

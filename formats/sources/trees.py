@@ -60,7 +60,7 @@ def holds_images(folder: Path, depth: int = 2) -> bool:
     return False
 
 
-def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
+def find_unused_folders(root: Path, used: Iterable[Path]) -> list[str]:
     """Return the names of the image folders in ``root``, except those that are or contain ``used`` ones."""
     resolved = [folder.resolve() for folder in used]
     if root.resolve() in resolved:
@@ -72,7 +72,7 @@ def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
 
 def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
     """Return a note for a listing about the image folders that are not ``used``; empty if there are none."""
-    names = other_folders(root, used)
+    names = find_unused_folders(root, used)
     return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import is_integer
 from shardprep.formats.runtime.files import Closable, cached_property
-from shardprep.formats.runtime.progress import takes
+from shardprep.formats.runtime.progress import accepts_arguments
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
 from shardprep.loaders.loader.stats import GroupTimes
@@ -482,7 +482,7 @@ class Function:
     def of_item(cls, call: Callable[..., Any], *, random: bool) -> Self:
         """Wrap a function of an item, or of (item, rng). Raises UsageError if it takes the other form."""
         function = cls(call)
-        if not takes(call, 2 if random else 1) and takes(call, 1 if random else 2):
+        if not accepts_arguments(call, 2 if random else 1) and accepts_arguments(call, 1 if random else 2):
             wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
             raise UsageError(
                 f"{function.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters: a tuple is one item"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.json_record import natural
+from shardprep.formats.runtime.json_record import parse_natural
 from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
@@ -564,8 +564,10 @@ def resume_epoch(plan: EpochPlan, state: object) -> Epoch:
         names = " and ".join(differing)
         raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
     try:
-        number, place, *ranks = (natural(state[name]) for name in ("epoch", "place", "rank", "world_size"))
-        origin, since = (natural(state.get(name, 0)) for name in ("origin", "since"))
+        number, place, *ranks = (
+            parse_natural(state[name]) for name in ("epoch", "place", "rank", "world_size")
+        )
+        origin, since = (parse_natural(state.get(name, 0)) for name in ("origin", "since"))
         receipt = Receipt.from_json(state["receipt"])
     except (DataError, UnknownVersion, KeyError, ValueError) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
@@ -586,7 +588,9 @@ def subtract_passed(passed: Ranges, place: int) -> int:
 def parse_ranges(value: object, places: int) -> Ranges:
     """Return the passed ranges of a state. Raises UsageError unless they are as a loader writes them."""
     with suppress(TypeError, ValueError):
-        ranges = tuple((natural(start), natural(stop)) for start, stop in cast("Iterable[Any]", value))
+        ranges = tuple(
+            (parse_natural(start), parse_natural(stop)) for start, stop in cast("Iterable[Any]", value)
+        )
         ends = list(chain.from_iterable(ranges))
         if ends == sorted(set(ends)) and max(ends, default=0) <= places:
             return ranges

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.json_record import natural, parse_fields, to_json_value
+from shardprep.formats.runtime.json_record import parse_fields, parse_natural, to_json_value
 from shardprep.formats.runtime.progress import check_int
 
 VERSION = 1
@@ -67,7 +67,7 @@ class Tally:
         digest = value["digest"]
         if not (isinstance(digest, str) and len(digest) == 32):
             raise ValueError(f"not a digest: {digest!r}")
-        return cls(natural(value["count"]), (int(digest[:16], 16), int(digest[16:], 16)))
+        return cls(parse_natural(value["count"]), (int(digest[:16], 16), int(digest[16:], 16)))
 
     def to_json(self) -> dict[str, Any]:
         return {"count": self.count, "digest": f"{self.digest[0]:016x}{self.digest[1]:016x}"}

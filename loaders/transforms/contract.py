@@ -15,7 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.records.record import check_transform
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import is_number, takes
+from shardprep.formats.runtime.progress import accepts_arguments, is_number
 
 
 def are_numbers(values: object, count: int) -> TypeGuard[tuple[float, ...]]:
@@ -97,7 +97,7 @@ class Transform(Protocol):
 def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
     """Return the arrays that the transform declares, None if it declares none. Raises UsageError."""
     check_transform(transform)
-    if not takes(transform, 2):
+    if not accepts_arguments(transform, 2):
         raise UsageError(f"transform must be a callable of (record, rng), not {transform!r}")
     return check_outputs(getattr(transform, "outputs", None))
 

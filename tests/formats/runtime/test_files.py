@@ -17,7 +17,7 @@ import pytest
 import shardprep
 from shardprep.formats import ShardprepError, open_dataset, repair
 from shardprep.formats.errors import OperationError
-from shardprep.formats.runtime.files import publish_bytes, publishing, save_bytes
+from shardprep.formats.runtime.files import open_for_publishing, publish_bytes, save_bytes
 from support.datasets import converted, prep, tree, unpack
 from support.sampling import needs_mounts, needs_strace, torture_except
 
@@ -31,7 +31,7 @@ def final(tmp_path: Path) -> Path:
 def test_an_error_leaves_what_was_there(final: Path, error: type[BaseException]) -> None:
     publish_bytes(final, b"old", final.parent)
 
-    with suppress(error), publishing(final, final.parent) as file:
+    with suppress(error), open_for_publishing(final, final.parent) as file:
         file.write(b"new")
         raise error("in the middle")
 
@@ -44,7 +44,7 @@ def test_two_attempts_never_write_to_one_file_nor_through_a_link(
 ) -> None:
     folder, victim = final.parent, final.parent / "victim"
     victim.write_bytes(b"precious")
-    with publishing(final, folder) as first, publishing(final, folder) as second:
+    with open_for_publishing(final, folder) as first, open_for_publishing(final, folder) as second:
         assert first.name != second.name
     monkeypatch.setattr("secrets.token_hex", lambda size: "same")
     (folder / "final.same.tmp").symlink_to(victim)
