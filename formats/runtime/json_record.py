@@ -89,11 +89,11 @@ def is_text(value: object) -> bool:
 def parse_natural(value: object) -> int:
     """Return the value if it is an int of 0 or more. Otherwise raise ValueError."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{_begun(value)} is not a number of 0 or more")
+        raise ValueError(f"{_json_head(value)} is not a number of 0 or more")
     return value
 
 
-def _begun(value: object) -> str:
+def _json_head(value: object) -> str:
     """Return the beginning of a value's JSON, however deep it is."""
     return "".join(islice(json.JSONEncoder(default=repr).iterencode(value), 100))[:100]
 
@@ -130,7 +130,7 @@ def parse_as(kind: Any, value: Any) -> Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**parse_fields(kind, value))
-    raise TypeError(f"{_begun(value)} has the wrong type")
+    raise TypeError(f"{_json_head(value)} has the wrong type")
 
 
 _hints_of = cache(get_type_hints)  # which compiles all annotations again
