@@ -354,9 +354,7 @@ class Conversion:
             with problems.collect():
                 entries, folder = None, output / WORK_FOLDER_NAME
                 if folder.is_dir() and not self.options.restart and (cache_key := source.cache_key(split)):
-                    entries = StoredEntries(
-                        folder, cache_key
-                    ).read()  # which a part of this conversion stored
+                    entries = StoredEntries(folder, cache_key).read()  # stored by a part
                 listings.append(source.survey(split, entries))
         for own in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(own)
@@ -386,7 +384,7 @@ class Conversion:
             prepared = [replace(each, shards=share) for each, share in zip(prepared, dealt, strict=True)]
         else:
             _note_untrained(prepared, progress)
-            _note_random_reads(prepared, progress)
+        _note_random_reads(prepared, progress)
         for each in prepared:
             each.check_output(source.folders, self.options, problems)
         with problems.collect():
@@ -403,11 +401,11 @@ class Conversion:
 
 def _note_random_reads(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
     """Note the bytes to read where shuffling multiplies them."""
-    for listing in (
-        one.listing for one in prepared if one.plan.options.order == "shuffled" and not one.is_finished
-    ):
+    for split in prepared:
+        listing, is_shuffled = split.listing, split.plan.options.order == "shuffled"
         image_bytes = int(listing.entries["length"].sum())
-        if listing.random_read_bytes > MAX_READ_AGAIN * image_bytes:
+        is_slow = is_shuffled and listing.random_read_bytes > MAX_READ_AGAIN * image_bytes
+        if is_slow and not split.is_finished:
             progress.note(
                 f"{listing.split}: shuffling {format_size(image_bytes)} reads "
                 f"{format_size(listing.random_read_bytes)}, a row group for each record; if the rows are shuffled "

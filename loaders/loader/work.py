@@ -406,7 +406,8 @@ class WantedColumns(NamedTuple):
     """The ``names`` of the columns to read, in order, including "image" if it is read.
 
     ``fields`` has those stored as columns, and ``boxes`` those from the table of boxes, for a transform;
-    ``names`` has these only if chosen. ``are_chosen`` is False if there are only images.
+    ``names`` has these only if chosen. ``are_chosen`` is False if there are only images. The name of this
+    class enters the identity of flows, and with it the states of remote sources.
     """
 
     names: tuple[str, ...]
