@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -382,25 +381,23 @@ class EpochPlan:
 
         Raises UsageError for a step that does not exist, or that begins before the place ``start``.
         """
-        whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
+        whole = replace(self, passed=()).split(0).whole
         size = whole.step_records
-        ends = (start, *chain.from_iterable(ranges))
+        ends = (start, *chain.from_iterable(self.passed))
         if uneven := [end for end in ends if end % size and end != whole.records]:
             raise UsageError(
                 f"this epoch continues, or skips steps, at place {uneven[0]:,}, which is not a multiple of its steps of "
                 f"{size:,} records; skip steps with the previous batch size and world size"
             )
+        begins = {begin for first, last in self.passed for begin in range(first, last, size)}
         for step in sorted(set(steps)):
-            begin, end = step * size, whole.end(step)
+            begin = step * size
             if not 0 <= begin < whole.stop:
                 raise UsageError(f"an epoch has steps 0 to {-(-whole.stop // size) - 1}, not {step}")
-            if any(first <= begin and end <= last for first, last in ranges):
-                continue
-            if begin < start:
+            if begin < start and begin not in begins:
                 raise UsageError(f"step {step} begins before the place from which this epoch continues")
-            ranges.append((begin, end))
-        times = Counter(chain.from_iterable(ranges))  # the ranges are disjoint
-        edges = sorted(end for end in times if times[end] == 1)  # the others are between adjacent ranges
+            begins.add(begin)
+        edges = sorted(begins ^ {min(begin + size, whole.records) for begin in begins})  # none between steps
         return replace(self, passed=tuple(zip(edges[::2], edges[1::2], strict=True)))
 
     def add_passed(self, place: int) -> int:
