@@ -385,18 +385,18 @@ class Ledger(Generic[T]):
         is_known = due == self._delaying_step or self.steps.has_next
         if is_known or not self.steps.next_is_beyond(self._end_of_window):
             return
-        for peer, window in self._active_windows():
-            if any(step == due for _, step in window.steps):
-                others = (other for _, other in self._active_windows() if other is not window)
-                if any(len(other.steps) <= other.size // 4 for other in others):  # soon idle
-                    self._delaying_step = due
-                    if is_new := self.in_any_order and not window.has_begun:
-                        window.size = 1
-                    if is_new or (window.has_begun and window.size == 1):
-                        self._suspend(peer, window)
-                    self.steps.release(peer, only_one=True)
-                    window.shrink()
-                return
+        windows = dict(self._active_windows())
+        peer = next((p for p, w in windows.items() if any(step == due for _, step in w.steps)), None)
+        soon_idle = {p for p, w in windows.items() if len(w.steps) <= w.size // 4}
+        if peer is None or not soon_idle - {peer}:
+            return
+        self._delaying_step, window = due, windows[peer]
+        if self.in_any_order and not window.has_begun:
+            window.size = 1
+        if window.size == 1 and (self.in_any_order or window.has_begun):
+            self._suspend(peer, window)
+        self.steps.release(peer, only_one=True)
+        window.shrink()
 
     def _suspend(self, peer: bytes, window: SenderWindow) -> None:
         """Lease the steps of a peer to others, and none to it until it sends something."""

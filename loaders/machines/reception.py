@@ -393,22 +393,20 @@ class Reception:
                 self._forget(address)
         self.ledger.expire(self._waited)
         self._grant()
-        if not (problem := self.ledger.waits_for):
-            began = self._waited if self._last_present == math.inf else self._last_batch
-            self._last_present, self._last_batch = self._waited, began
-            if self._waited >= began + NO_BATCH_TIMEOUT_S:
-                self._last_batch = math.inf
-                names = ", ".join(sender.hello.name for sender in self.senders.values())
-                problem = (
-                    f"no batch has arrived for {NO_BATCH_TIMEOUT_S:g} s from {names[:MAX_TEXT_CHARACTERS]}; look at the "
-                    "logs there, and check that large packets arrive here (MTU)"
-                )
-        elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
-            self._last_present = math.inf
-        else:
+        if absence := self.ledger.waits_for:
+            if self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
+                self._last_present = math.inf
+                log.warning("%s: %s", self.socket.endpoint, absence)
             return
-        if problem:
-            log.warning("%s: %s", self.socket.endpoint, problem)
+        if self._last_present == math.inf:
+            self._last_batch = self._waited
+        self._last_present = self._waited
+        if self._waited >= self._last_batch + NO_BATCH_TIMEOUT_S:
+            self._last_batch = math.inf
+            names = ", ".join(sender.hello.name for sender in self.senders.values())[:MAX_TEXT_CHARACTERS]
+            advice = "look at the logs there, and check that large packets arrive here (MTU)"
+            silent = f"no batch has arrived for {NO_BATCH_TIMEOUT_S:g} s from {names}; {advice}"
+            log.warning("%s: %s", self.socket.endpoint, silent)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
         """Send a frame to a sender; return False if it is disconnected."""
