@@ -135,35 +135,34 @@ _STILL = frozenset([b"VP8 ", b"VP8L"])
 def read_webp(image: bytes) -> ImageInfo:
     if image[8:12] != b"WEBP":
         raise BadImage(f"not an image (a RIFF file of the kind {image[8:12].decode('latin-1')!r})")
-    at, end, first = 12, 8 + int.from_bytes(image[4:8], "little"), image[12:16]
+    at, end = 12, 8 + int.from_bytes(image[4:8], "little")
     if end > len(image):
         raise BadImage("truncated: the WebP has no end")
-    places: dict[bytes, tuple[int, int]] = {}
-    for _ in range(MAX_CHUNKS if first == b"VP8X" else 1):  # what follows a single image is ignored
+    flags = ImageFlag.WEBP | _trailing_flag(end, image)
+    places: dict[bytes, slice] = {}
+    for _ in range(MAX_CHUNKS):
         kind, length = struct.unpack_from("<4sI", image, at)
-        if kind not in places or kind not in _STILL:  # a decoder takes the first image
-            places[kind] = at + 8, at + 8 + length
-        if at + 8 + length > end:
+        start, stop = at + 8, at + 8 + length
+        if stop > end:
             raise BadImage(f"a WebP chunk at byte {at} does not fit")
-        at += 8 + length + length % 2
+        if not places and kind != b"VP8X":  # what follows a single image is ignored
+            return _read_still(image, kind, start, flags)
+        if kind not in places or kind not in _STILL:  # a decoder takes the first image
+            places[kind] = slice(start, stop)
+        at = stop + length % 2
         if at >= end:
             break
     else:
-        if first == b"VP8X":
-            raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
-    flags = ImageFlag.WEBP | _trailing_flag(end, image)
-    is_still = first != b"VP8X" or not image[20] & _HAS_ANIMATION
+        raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
     width, height = (1 + int.from_bytes(image[at : at + 3], "little") for at in (24, 27))
-    for kind in _STILL if is_still else ():
-        if kind in places:
-            info = _read_still(image, kind, places[kind][0], flags)
-            if first == kind:
-                return info
-            if (info.width, info.height) != (width, height):
-                raise BadImage("a WebP whose image and canvas differ in size")
-    if first != b"VP8X" or not places.keys() & (_STILL if is_still else {b"ANMF"}):
+    images = places.keys() & ({b"ANMF"} if image[20] & _HAS_ANIMATION else _STILL)
+    if not images:
         raise BadImage("a WebP without an image")
-    orientation = exif_orientation(image[slice(*places[b"EXIF"])]) if b"EXIF" in places else 1
+    for kind in images & _STILL:
+        info = _read_still(image, kind, places[kind].start, flags)
+        if (info.width, info.height) != (width, height):
+            raise BadImage("a WebP whose image and canvas differ in size")
+    orientation = exif_orientation(image[places[b"EXIF"]]) if b"EXIF" in places else 1
     if orientation is None:
         flags |= ImageFlag.CORRUPT_EXIF
     if image[20] & _HAS_ANIMATION:
