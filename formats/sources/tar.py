@@ -174,12 +174,12 @@ def walk_tar(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iter
             body, padded = at + BLOCK, -(-header.size // BLOCK) * BLOCK
             if padded > end - body:
                 raise ValueError(f"its {header.size} bytes do not fit into the archive")
-            member = None
             if header.kind in _FILE:
-                member = Member(decode_name(header.name), body, header.size)
-                if member.name in seen:
+                name = decode_name(header.name)
+                if name in seen:
                     raise ValueError("its name occurs twice")
-                seen.add(member.name)
+                seen.add(name)
+                yield Member(name, body, header.size)
             elif header.kind in _EXTENSIONS:
                 if header.size > MAX_EXTENSION_BYTES:
                     raise ValueError(f"it is an extended header of {header.size} bytes")
@@ -189,8 +189,6 @@ def walk_tar(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iter
             elif header.size:  # some readers skip that many bytes, and others do not
                 raise ValueError("it is a folder with data")
             at, current = body + padded, None
-            if member is not None:
-                yield member
         if extended:
             raise ValueError("an extended header has no member")
         at += BLOCK

@@ -135,9 +135,8 @@ def read_samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     """
     sample = None
     for member in walk_tar(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
-        end = member.offset + -(-member.size // BLOCK) * BLOCK
+        begin, start = start, member.offset + -(-member.size // BLOCK) * BLOCK
         if member.name.rpartition("/")[2].startswith(_MACOS_NAMES):
-            start = end
             continue
         match = _NAME.fullmatch(member.name)
         if match is None:
@@ -146,11 +145,10 @@ def read_samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
         if sample is None or stem != sample.stem:
             if sample is not None:
                 yield sample
-            sample = ShardSample(stem, start, {})
+            sample = ShardSample(stem, begin, {})
         if extension in sample.parts:
             raise _damage(member, archive, f"is a second member .{extension[:80]} of its sample; remove it")
         sample.parts[extension] = member
-        start = end
     if sample is not None:
         yield sample
 
