@@ -294,15 +294,15 @@ def share_numbers(numbers: Iterable[int], readers: int) -> list[Iterator[int]]:
     source, lock = iter(numbers), threading.Lock()
     queues: list[deque[int]] = [deque() for _ in range(readers)]
 
+    def advance(queue: deque[int]) -> bool:
+        with lock:  # held by a reader that may wait long for a number
+            for number in islice(source, 0 if queue else 1):
+                for each in queues:
+                    each.append(number)
+            return bool(queue)
+
     def draw(queue: deque[int]) -> Iterator[int]:
-        while True:
-            if not queue:  # only then wait for another reader, which may wait long for its number
-                with lock:
-                    for number in islice(source, 0 if queue else 1):
-                        for each in queues:
-                            each.append(number)
-                if not queue:
-                    return
+        while queue or advance(queue):
             yield queue.popleft()
 
     return [draw(queue) for queue in queues]
