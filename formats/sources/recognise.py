@@ -264,6 +264,9 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
             raise UsageError("was saved by datasets' save_to_disk; write it with to_parquet", path=path)
         metadata, coco = recognise_metadata(*arguments), recognise_coco(*arguments)
         paired = recognise_pairs(*arguments) if options.pairs else None
+        used = [place for source in (coco, paired) if source for place in source.folders]
+        for folder in (each for place in used for each in (place, place.parent) if path in each.parents):
+            metadata = metadata or recognise_metadata(folder, split, options)
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
         if source := _single_source((coco, paired, metadata), several, path):
             return source

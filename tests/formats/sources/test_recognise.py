@@ -334,15 +334,13 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     *(("table", {"columns": wrong}, "must be a list") for wrong in ("age:int", 5, [5])),
     *(("table", {name: Path("x")}, f"{name} must be text") for name in ("coco", "path_column")),
     ("table", {"root": "."}, "--root: not for metadata"),
-    ("table", {"pairs": ("mask=masks",)}, r"several kinds: .*prep join"),
+    *((name, {"pairs": ("mask=masks",)}, r"several kinds: .*prep join") for name in ("table", "both")),
     ("list.txt", {"root": "nowhere"}, "is not a folder"),
     ("list.txt", {"pairs": ("mask=masks",)}, r"--pair: not for image-list: .* prep join"),
     ("pairs", {"pairs": ("mask=nowhere",)}, "there is no folder [^ ]*nowhere; give"),
-    ("pairs", {"pairs": ("mask=images",)}, "holds the images themselves"),
-    ("pairs", {"pairs": ("mask=masks/../images",)}, "holds the images themselves"),
+    *(("pairs", {"pairs": (f"mask={at}images",)}, "holds the images themselves") for at in ("", "masks/../")),
     ("pairs", {"pairs": ("mask=same",), "follow_symlinks": True}, "holds the images themselves"),
-    ("pairs", {"pairs": ("mask",)}, "expected NAME=FOLDER"),
-    ("pairs", {"pairs": ("mask:text=masks",)}, "expected NAME=FOLDER"),
+    *(("pairs", {"pairs": (wrong,)}, "expected NAME=FOLDER") for wrong in ("mask", "mask:text=masks")),
     ("pairs", {"pairs": ("key=masks",)}, "reserved"),
     ("tars", {"image_column": "jpg"}, r"--image-column: not for official-tars"),
 ]
@@ -352,8 +350,10 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_options_that_mean_nothing_for_a_source_are_refused(
     source: str, options: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
-    write_pictures(tmp_path, ["table/0.png", "table/masks/0.png", "pairs/images/0.png", "pairs/masks/0.png"])
-    write(tmp_path / "table/metadata.csv", b"file_name,age\n0.png,1\n")
+    folders = ("table", "table/masks", "pairs/images", "pairs/masks", "both/images", "both/masks")
+    write_pictures(tmp_path, [f"{folder}/0.png" for folder in folders])
+    for folder in ("table", "both/images"):
+        write(tmp_path / folder / "metadata.csv", b"file_name,age\n0.png,1\n")
     write(tmp_path / "list.txt", b"table/0.png cat\n")
     (tmp_path / "pairs/same").symlink_to("images")
     MINI.write_tars(tmp_path / "tars")
