@@ -309,18 +309,18 @@ class Ledger(Generic[T]):
                     self._windows.move_to_end(peer)
                 yield peer, lease
 
-    def accept(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
+    def accept(self, peer: bytes, ref: StepRef, item: T, *, now: float) -> bool:
         """Add an arrived step; return whether it was missing: others count as ``repeated`` or ``stale``."""
         window = self._windows[peer]
         window.is_suspended, window.has_begun = False, True
-        if not self._was_leased(pass_number, step):
+        if not self._was_leased(ref):
             self.stale += 1
             return False
-        is_fresh = self.steps.add(step, item)
+        is_fresh = self.steps.add(ref.step, item)
         self.repeated += not is_fresh
-        self._failures.pop(step, None)
+        self._failures.pop(ref.step, None)
         window.last_arrival = now
-        self._mark_sent(peer, until=(lease_id, step))
+        self._mark_sent(peer, until=(ref.lease, ref.step))
         return is_fresh
 
     def record_idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
@@ -328,23 +328,23 @@ class Ledger(Generic[T]):
         is_lost = now - self._windows[peer].last_arrival > self._lease_seconds
         self._mark_sent(peer, until=(sys.maxsize if is_lost else lease_id, sys.maxsize))
 
-    def record_end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
-        """Record a peer's report that the pass, or the part of step ``total``, ends before that step.
+    def record_end(self, peer: bytes, end: StepRef) -> bool:
+        """Record a peer's report that the pass, or the part of this step, ends before the step.
 
         Return whether the peer is done. Raises FrameDamaged.
         """
-        if not self._was_leased(pass_number, total):
-            return False
-        if not self.steps.end_at(total):
-            raise FrameDamaged(f"a sender ended pass {pass_number} after {total} steps, which is not valid")
-        for window in self._windows.values():
-            window.steps = deque(pair for pair in window.steps if self.steps.is_missing(pair[1]))
+        if self._was_leased(end):
+            if not self.steps.end_at(end.step):
+                issue = f"a sender ended pass {end.pass_number} after {end.step} steps, which is not valid"
+                raise FrameDamaged(issue)
+            for window in self._windows.values():
+                window.steps = deque(pair for pair in window.steps if self.steps.is_missing(pair[1]))
         return False
 
-    def record_failure(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+    def record_failure(self, peer: bytes, ref: StepRef, text: str) -> None:
         """Record that a peer failed at a step, and remove the peer."""
-        if self._was_leased(pass_number, step) and self.steps.is_missing(step):
-            self._failures.setdefault(step, []).append(text)
+        if self._was_leased(ref) and self.steps.is_missing(ref.step):
+            self._failures.setdefault(ref.step, []).append(text)
         self.remove_peer(peer)
 
     @property
@@ -404,8 +404,8 @@ class Ledger(Generic[T]):
         window.is_suspended = True
         self._windows.move_to_end(peer)
 
-    def _was_leased(self, pass_number: int, step: int) -> bool:
-        return pass_number == self.pass_number and 0 <= step < self._end
+    def _was_leased(self, ref: StepRef) -> bool:
+        return ref.pass_number == self.pass_number and 0 <= ref.step < self._end
 
     def _mark_sent(self, peer: bytes, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
@@ -494,11 +494,11 @@ class ShareLedger(Ledger[T]):
                 self._next_id += 1
                 share.leased = stop
 
-    def accept(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
-        share = self._share_of(peer, pass_number)
-        if not share.arrived <= step < share.leased:
+    def accept(self, peer: bytes, ref: StepRef, item: T, *, now: float) -> bool:
+        share = self._share_of(peer, ref)
+        if not share.arrived <= ref.step < share.leased:
             raise FrameDamaged("a batch was not leased, or arrived twice")
-        if self._failure or not self._is_complete(share, step):
+        if self._failure or not self._is_complete(share, ref.step):
             return False
         share.arrived += 1
         self._arrived += 1
@@ -507,24 +507,24 @@ class ShareLedger(Ledger[T]):
     def record_idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
         """Do nothing: a batch that was lost is noticed when the next one, or the end, arrives."""
 
-    def record_end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
-        share = self._share_of(peer, pass_number)
-        if not self._is_complete(share, total):
+    def record_end(self, peer: bytes, end: StepRef) -> bool:
+        share = self._share_of(peer, end)
+        if not self._is_complete(share, end.step):
             return False
         self._ended.add(share.name)
         if len(self._ended) == self._senders:
             self.steps.end_at(self._arrived)
         return True
 
-    def record_failure(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+    def record_failure(self, peer: bytes, ref: StepRef, text: str) -> None:
         self.remove_peer(peer, text)
 
     @property
     def failure(self) -> SenderFailed | None:
         return self._failure
 
-    def _share_of(self, peer: bytes, pass_number: int) -> Share:
-        if peer not in self.open or pass_number != self.pass_number:
+    def _share_of(self, peer: bytes, ref: StepRef) -> Share:
+        if peer not in self.open or ref.pass_number != self.pass_number:
             raise FrameDamaged("a sender refers to a pass that it does not take part in")
         return self.open[peer]
 

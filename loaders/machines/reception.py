@@ -348,11 +348,11 @@ class Reception:
         elif head.kind == FrameKind.STOP:
             self._forget(address, wire.read_text({"text": ""} | head.description, "text"))
         elif head.kind == FrameKind.END:
-            if self.ledger.record_end(address, *self._check_session(wire.read_step(head))):
+            if self.ledger.record_end(address, self._check_session(wire.read_step(head))):
                 self.dismiss(address)
         elif head.kind == FrameKind.ERROR:
             ref, text = wire.read_step(head), wire.read_text(head.description, "text")
-            self.ledger.record_failure(address, *self._check_session(ref), text)
+            self.ledger.record_failure(address, self._check_session(ref), text)
             failure = make_error(SenderFailed, f"sender {sender.hello.name} failed", text)
             log.warning("%s: %s", self.socket.endpoint, failure)
             self.dismiss(address)
@@ -363,24 +363,25 @@ class Reception:
         parts = message.parts[1:]
         if self.ledger.shares_steps:
             ref, step = wire.read_delivery(head, parts, limit_bytes=self.limit, memory=self._memory)
-            ids = self._check_session(ref)
+            self._check_session(ref)
             numbers = np.concatenate(step[2:])
             most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
                 raise FrameDamaged("a batch has records that do not exist")
         else:  # the batch alone, as a connection takes part in one pass
             batch = unpack_batch(head, parts, limit_bytes=self.limit, memory=self._memory)
-            ids, step = (0, self.ledger.pass_number, head.number), LoadedStep(head.number, batch, NO_RECORDS)
-        if self.ledger.accept(message.peer, *ids, step, now=self._waited):
+            ref = StepRef(self._session, 0, self.ledger.pass_number, head.number)
+            step = LoadedStep(head.number, batch, NO_RECORDS)
+        if self.ledger.accept(message.peer, ref, step, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(map(len, parts))
             sender.last_batch, self._last_batch = monotonic(), self._waited
 
-    def _check_session(self, ref: StepRef) -> tuple[int, int, int]:
-        """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
+    def _check_session(self, ref: StepRef) -> StepRef:
+        """Return the reference. Raises FrameDamaged for a step of another session."""
         if ref.session != self._session:
             raise FrameDamaged("a frame belongs to another session")
-        return ref.lease, ref.pass_number, ref.step
+        return ref
 
     def _grant(self) -> None:
         for address, lease in self.ledger.grant(self._waited):

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shardprep.loaders.machines.codec import FrameDamaged
-from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, ShareLedger, StepLease, Steps
+from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, ShareLedger, StepLease, StepRef, Steps
 
 A, B, C = b"a", b"b", b"c"
 LEASE_SECONDS = 10.0
@@ -100,7 +100,7 @@ class Peers(RuleBasedStateMachine):
         if self.parts == 1:
             self._refuse_end(peer, lease, self.ledger.steps.due - 1)
         if number < self.lengths[part]:
-            self.ledger.accept(peer, lease.id, 7, step, step, now=self.now)
+            self.ledger.accept(peer, StepRef(0, lease.id, 7, step), step, now=self.now)
             assert self.ledger.stale == self.old
             assert all(self.ledger.steps.is_missing(held) for _, held in self.ledger._windows[peer].steps)
             self.sent.append((peer, lease, step))
@@ -108,14 +108,14 @@ class Peers(RuleBasedStateMachine):
                 self._refuse_end(peer, lease, step)
         else:
             end = self.lengths[part] * self.parts + part
-            self.ledger.record_end(peer, lease.id, 7, end)
+            self.ledger.record_end(peer, StepRef(0, lease.id, 7, end))
             self._refuse_end(peer, lease, end + self.parts)
             self._refuse_end(peer, lease, end - self.parts)
 
     def _refuse_end(self, peer: bytes, lease: StepLease, end: int) -> None:
         if 0 <= end < self.ledger._end:
             with pytest.raises(FrameDamaged):
-                self.ledger.record_end(peer, lease.id, 7, end)
+                self.ledger.record_end(peer, StepRef(0, lease.id, 7, end))
 
     @rule(peer=peers)
     def lose_one_on_the_way(self, peer: bytes) -> None:
@@ -130,14 +130,14 @@ class Peers(RuleBasedStateMachine):
             peer, lease, step = self.sent[place % len(self.sent)]
             if peer in self.queues:
                 before = self.ledger.repeated
-                assert not self.ledger.accept(peer, lease.id, 7, step, step, now=self.now)
+                assert not self.ledger.accept(peer, StepRef(0, lease.id, 7, step), step, now=self.now)
                 assert self.ledger.repeated == before + 1
 
     @rule(peer=peers, beyond=st.integers(0, 30))
     def forge(self, peer: bytes, beyond: int) -> None:
         if peer in self.queues:
             for pass_number, step in ((7, self.ledger._end + beyond), (8, 0), (6, 0)):
-                assert not self.ledger.accept(peer, 1, pass_number, step, -1, now=self.now)
+                assert not self.ledger.accept(peer, StepRef(0, 1, pass_number, step), -1, now=self.now)
             self.old += 3
             assert self.ledger.stale == self.old
 
@@ -204,7 +204,7 @@ def test_the_steps_of_a_part_are_leased_again_after_its_owner_ended_it_and_left(
     for peer in (A, B):  # A gets steps 0 and 1, then B the part of step 1
         ledger.add_peer(peer, wants=2, now=0)
         steps = [lease.start for _, lease in ledger.grant(0)]
-    ledger.record_end(B, 3, 7, *steps)
+    ledger.record_end(B, StepRef(0, 3, 7, *steps))
     ledger.remove_peer(B)
     ledger.remove_peer(A)
     ledger.add_peer(C, wants=2, now=0)
@@ -218,9 +218,9 @@ def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_fa
     shares.begin(0, Steps(total=None))
     granted = [[lease.stop for _, lease in shares.grant(0)]]
     for step in range(3):
-        shares.accept(A, 0, 0, step, step, now=0)
+        shares.accept(A, StepRef(0, 0, 0, step), step, now=0)
         granted.append([lease.stop for _, lease in shares.grant(0)])
-    shares.record_failure(A, 0, 0, 3, "boom")
+    shares.record_failure(A, StepRef(0, 0, 0, 3), "boom")
 
     assert granted == [[32], [], [34], []]
     assert not [*shares.grant(0), *shares.open]  # B waits for the next pass

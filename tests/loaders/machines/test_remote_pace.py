@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardprep.loaders.machines.ledger import AHEAD, Ledger, Steps
+from shardprep.loaders.machines.ledger import AHEAD, Ledger, StepRef, Steps
 
 STEPS = 2_000
 
@@ -46,7 +46,7 @@ class Simulated:
 
     def _make(self, peer: bytes) -> None:
         lease, step = self._queues[peer].pop(0)
-        self._ledger.accept(peer, lease, 0, step, step, now=self._now)
+        self._ledger.accept(peer, StepRef(0, lease, 0, step), step, now=self._now)
         self.made[peer] += 1
         if self._queues[peer]:
             self._begin(peer)
