@@ -15,7 +15,7 @@ from multiprocessing.util import is_exiting
 from operator import length_hint
 from threading import get_ident
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
@@ -83,16 +83,14 @@ class _Pass:
     """A pass that the consumer has requested, with the progress of both sides."""
 
     is_fed: bool = False  # the thread has put all its elements
-    is_over: bool = False  # the consumer has seen its end
-    is_left: bool = False  # the consumer has ended it early
-    is_untouched: bool = True  # the consumer has taken none of its elements
+    use: Literal["none", "begun", "left", "over"] = "none"  # by the consumer, who may leave it early
     is_followed: bool = False  # a graph requested the next pass before the thread finished this one
     state: Any = NOT_BEGUN  # the source's state after the batch taken last
     states: deque[Any] = field(default_factory=deque)  # its states after the batches in the sink
 
     @property
     def is_open(self) -> bool:
-        return not (self.is_left or self.is_over)
+        return self.use in ("none", "begun")
 
 
 @dataclass(eq=False, repr=False)
@@ -113,7 +111,7 @@ class Feeder(Owner):
         self.unseen = False  # a graph takes; as it cannot request the next pass, that begins at once
         self._changed = threading.Condition()
         self._epoch_number = 0
-        self._pass = _Pass(is_fed=True, is_over=True, is_untouched=False)
+        self._pass = _Pass(is_fed=True, use="over")
         self._closed = False
         self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, the next
         self._thread: threading.Thread | None = None
@@ -123,10 +121,10 @@ class Feeder(Owner):
         self.refuse_forked("input")
         with self._changed:
             self.check_open()
-            if self.unseen or not self._pass.is_untouched:
+            if self.unseen or self._pass.use != "none":
                 self.leave(self._epoch_number)
-                self._wait_until(lambda: self._pass.is_untouched or self._pass.is_fed)
-            if not self._pass.is_untouched:
+                self._wait_until(lambda: self._pass.use == "none" or self._pass.is_fed)
+            if self._pass.use != "none":
                 self._request_pass()
             self._epoch_number += 1
             return self._epoch_number
@@ -137,7 +135,7 @@ class Feeder(Owner):
         with self._changed:
             waited = self._await_element(epoch_number)
             current = self._pass
-            current.is_untouched = False
+            current.use = "begun"
             status, leaves = self.sink.take()
             if status == Status.BATCH:
                 self.occupancy.count_step(waited=waited)
@@ -154,8 +152,7 @@ class Feeder(Owner):
             return
         with self._changed:
             if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
-                self._pass.is_left = True
-                self._pass.is_untouched = False
+                self._pass.use = "left"
                 self.sink.empty()
                 self._changed.notify_all()
 
@@ -181,11 +178,11 @@ class Feeder(Owner):
         """Return the source's state as of the batch taken last."""
         self._check_counted()
         with self._changed:
-            current = self._pass
-            self._wait_until(lambda: current.is_over or current.state is not NOT_BEGUN or current.is_fed)
-            if not current.is_over and current.state is not NOT_BEGUN:
-                return current.state
-            self._wait_until(lambda: current.is_fed)
+            own = self._pass
+            self._wait_until(lambda: own.use == "over" or own.state is not NOT_BEGUN or own.is_fed)
+            if own.use != "over" and own.state is not NOT_BEGUN:
+                return own.state
+            self._wait_until(lambda: own.is_fed)
             return self.passes.state()
 
     def load_state(self, state: Any, **options: Any) -> None:
@@ -195,7 +192,7 @@ class Feeder(Owner):
             self.leave(self._epoch_number)
             self._wait_until(lambda: self._pass.is_fed)
             self.passes.load_state(state, **options)
-            self._pass.is_over = True
+            self._pass.use = "over"
 
     def restart(self) -> None:
         """End the current pass early; a graph's next batch is the first of another pass."""
@@ -243,7 +240,7 @@ class Feeder(Owner):
 
     def _finish_pass(self) -> None:
         """Record that the consumer has seen the end of the pass."""
-        self._pass.is_over, self._pass.is_untouched = True, False
+        self._pass.use = "over"
         self.occupancy.count_epoch()
         if self.unseen and not self._closed:
             if self._pass.is_fed:
@@ -278,15 +275,15 @@ class Feeder(Owner):
                 current = self._pass
             try:
                 status = self._feed(current)
-                if not current.is_left:
+                if current.use != "left":
                     self.sink.put(status, [])
             except SinkClosed:
                 return
             with self._changed:
-                if current.is_left and not self._closed:
+                if current.use == "left" and not self._closed:
                     self.sink.empty()
                 current.is_fed = True
-                if (current.is_left or current.is_followed) and self.unseen and not self._closed:
+                if (current.use == "left" or current.is_followed) and self.unseen and not self._closed:
                     self._request_pass()
                 self._changed.notify_all()
 
@@ -320,7 +317,7 @@ class Feeder(Owner):
             self.occupancy.count_draw(got - began, perf_counter() - got)
             if self._closed:
                 raise SinkClosed
-            if current.is_left:
+            if current.use == "left":
                 return
             if not self.unseen:
                 current.states.append(self.passes.state())
