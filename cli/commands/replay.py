@@ -218,31 +218,28 @@ def compare_runs(
         if parting := parting_of_datasets(*cards):
             return parting, None
         make = run_options.loader if by_pixels else run_options.ordering_loader
-        with make(cards[0]) as first_loader, make(cards[1]) as second_loader:
-            both = list(zip((first_loader, second_loader), runs, strict=True))
-            first, second = (
-                loader.order_of(card)._replace(passed=run.passed)
-                for (loader, run), card in zip(both, cards, strict=True)
-            )
+        with make(cards[0]) as left, make(cards[1]) as right:
+            both = list(zip((left, right), runs, cards, strict=True))
+            one, other = (loader.order_of(card)._replace(passed=run.passed) for loader, run, card in both)
             per_step, counter = max(card.batch_size for card in cards), count(1)
-            steps = len(epochs) * max(loader.batches_per_epoch for loader, _ in both)
+            steps = len(epochs) * max(left.batches_per_epoch, right.batches_per_epoch)
 
             def differing_row(epoch: int, step: int) -> int | None:
-                replayed, other = (
-                    loader.replay(epoch, step, passed=run.passed.get(epoch, ())) for loader, run in both
+                first, second = (
+                    loader.replay(epoch, step, passed=run.passed.get(epoch, ())) for loader, run, _ in both
                 )
-                return replayed.first_difference(other)
+                return first.first_difference(second)
 
             with progress.task("comparing", records=steps * per_step, size=0):
                 parting = first_parting(
-                    first,
-                    second,
+                    one,
+                    other,
                     epochs,
                     pixels=differing_row if by_pixels else None,
                     step_done=lambda: progress.at(next(counter) * per_step, 0),
                 )
                 is_order = parting and parting.kind == "order"
-                return parting, order_difference(first, second, epochs) if is_order else None
+                return parting, order_difference(one, other, epochs) if is_order else None
 
     def cards_of(epoch: int) -> list[RunCard]:
         return [run.card_of(run.last_entry(epoch) or run.last_entry()) for run in runs]
