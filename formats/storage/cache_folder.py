@@ -304,14 +304,12 @@ class CacheFolder:
 
             try:
                 for entry in entries:
-                    if there.get(hex_of(entry)) == entry.size:
-                        arrivals.coming.append(entry)  # it came since the caller looked
-                        continue
-                    try:
-                        arrivals.own.append(ArrivingFile(self, entry))
-                        failed.callback(arrivals.own[-1].give_up)
-                    except FileExistsError:
-                        arrivals.coming.append(entry)
+                    with suppress(FileExistsError):
+                        if there.get(hex_of(entry)) != entry.size:
+                            arrivals.own.append(ArrivingFile(self, entry))
+                            failed.callback(arrivals.own[-1].give_up)
+                            continue
+                    arrivals.coming.append(entry)  # or it came since the caller looked
                 wanted = sum(file.entry.size for file in arrivals.own)
                 used = arriving + sum(file.size for file in files)
                 lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
