@@ -334,9 +334,8 @@ class _Verification:
         readers: dict[str, Callable[[Path, Manifest], Rows | None]] = {
             INDEX_NAME: read_index,
             BOXES_NAME: read_box_rows,
+            **{each.table.name: partial(check_column, entry=each) for each in manifest.column_entries},
         }
-        for column in manifest.column_entries:
-            readers[column.table.name] = partial(check_column, entry=column)
         tables: dict[str, Rows | None] = {}  # the intact ones
         for entry in (file for file in sound if file.name in readers):
             with report_errors(entry.name, self.report), self.files.provide(entry):
