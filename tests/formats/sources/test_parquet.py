@@ -46,7 +46,6 @@ def images(*numbers: int) -> tuple[list[dict[str, Any]], Any]:
 
 
 def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix(tmp_path: Path) -> None:
-    when = datetime.datetime(2024, 5, 6, 7, 8, 9)
     views = pa.struct([("bytes", pa.binary_view()), ("path", pa.string_view())])  # as Polars writes
     columns = {
         "image": (images(0)[0], views),
@@ -65,7 +64,7 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "weight": ([None], pa.float32()),
         "pairs": ([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
         "species": pa.array(["ant"]).dictionary_encode(),
-        "when": [when],
+        "when": [datetime.datetime(2024, 5, 6, 7, 8, 9)],
     }
     (link := tmp_path / "a.parquet").symlink_to(write(tmp_path / "blob", columns))
     listing = recognise(link).listing("train")
@@ -86,7 +85,6 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "species": "text",
         "when": "text",
     }
-
     record = records(listing)["0.jpg"]
     assert [record.pop(name).tolist() for name in ("ids", "box", "crowd")] == [[1, 2, 3], [0.5, 1.0], True]
     assert math.isnan(record.pop("weight"))
@@ -118,7 +116,6 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("columns", "message"), ODD.values(), ids=ODD)
 def test_an_odd_row_is_named(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", columns, names=["ant", "bee"])
-
     with pytest.raises(SourceDamaged, match=rf"a\.parquet, {message}"):
         recognise(path).listing("train")
 
@@ -128,6 +125,12 @@ def test_a_null_image_is_a_bad_one_that_may_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match=r"row 0: .*empty.*--on-bad-image skip"):
         converted(path, tmp_path / "out")
     assert converted(path, tmp_path / "out", on_bad_image="skip").records == 1
+
+
+def test_a_column_with_the_keys_is_left_out_unless_they_are_repeated(tmp_path: Path) -> None:
+    for count, names in ((1, ()), (2, ("key_",))):
+        path = write(tmp_path / "a.parquet", {"image": images(*[0] * count), "key": ["0.jpg"] * count})
+        assert recognise(path).listing("train").schema.names == names
 
 
 def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
@@ -153,7 +156,6 @@ def test_all_files_that_are_damaged_or_have_other_columns_are_named(tmp_path: Pa
         write(file, {"image": images(number), column: [0]})
         if number in (1, 3):
             file.write_bytes(file.read_bytes()[:-1])
-
     damaged = r"00001-of-00004\.parquet: is not a Parquet file, or is truncated.*\(the first of 2\)"
     other = r"00002-of-00004\.parquet: has different columns from data/train-00000-of-00004"
     with pytest.raises(SourceDamaged, match=rf"{damaged}; also: .*{other}"):
@@ -161,12 +163,11 @@ def test_all_files_that_are_damaged_or_have_other_columns_are_named(tmp_path: Pa
 
 
 def test_a_file_that_is_no_parquet_or_claims_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
-    no_parquet = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")
     truncated = np.arange(99).tobytes() + b"\xff" * 8  # a length of gigabytes
     metadata = b"\x15\x02\x19\xfc\x80\x9c\xa7\x0e\0"  # a list of 30,000,000 items
     hostile = b"PAR1" + metadata + len(metadata).to_bytes(4, "little") + b"PAR1"
     for data, reason in [
-        *((each, "") for each in no_parquet),
+        *((each, "") for each in (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1")),
         (truncated, ": is not a Parquet file, or is truncated"),
         (b"PARE" + bytes(100) + b"\x32\0\0\0PARE", ": is encrypted; write it without encryption$"),
         (hostile, ": .*Exceeded size limit"),
@@ -187,9 +188,7 @@ def test_repeated_captions_are_converted_to_shards_of_the_wanted_size(tmp_path: 
     repeated = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), pa.array([CAPTION]))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"caption": repeated}), path, compression="zstd", store_schema=False)
-
     converted(path, tmp_path / "out", shard_size=4 << 20)
-
     with open_dataset(tmp_path / "out") as dataset:
         assert len(dataset.manifest.shards) == 13
         assert {dataset[number]["caption"] for number in (0, ROWS // 2, ROWS - 1)} == {CAPTION}
@@ -200,8 +199,8 @@ def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_th
 ) -> None:
     monkeypatch.setattr(parquet, "MAX_KEPT_BYTES", 0)
     in_files = [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]
-    for number, numbers in enumerate(in_files):
-        write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*numbers)})
+    for number, keys in enumerate(in_files):
+        write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*keys), "key": keys})
     progress = Mock(wraps=NoProgress())
     for order in ("source", "shuffled"):
         assert not progress.note.call_args_list[1:]
@@ -209,4 +208,5 @@ def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_th
         convert(tmp_path / "in", tmp_path / order, plan_options=plan_options, workers=0, progress=progress)
     assert "train: shuffling" in progress.note.call_args[0][0]
     with open_dataset(tmp_path / "source/train") as dataset:
-        assert [record.key for record in dataset] == [f"{n}.jpg" for numbers in in_files for n in numbers]
+        stored = [(record.key, record["key_"]) for record in dataset]
+        assert stored == [(f"{n}.jpg", n) for keys in in_files for n in keys]
