@@ -185,28 +185,28 @@ class _Export:
         return sum(unit.size + self.format.overhead * (unit.last - unit.first) for unit in left)
 
     def run(self, runner: JobRunner) -> Exported:
-        marker, intact, is_complete = self._read_marker(), dict[str, FileEntry](), False
+        marker, intact = self._read_marker(), dict[str, FileEntry]()
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
             intact = self._find_intact(marker[0], runner)
-            is_complete = len(intact) == len(self.units) and all(
-                each.is_in(self.output) for each in marker[1]
-            )
-        if marker is not None and is_complete:
-            remove_leftover(self.output)
-        else:
-            names = [unit.name for unit in self.units]
-            resume_note = add_resume_note(lambda: describe_finished(self.output, names))
-            with resume_note, WorkFolder(self.output) as work_folder:
-                marker = self._build(work_folder, {} if self.format.has_parts else intact, runner)
+            if len(intact) == len(self.units) and all(each.is_in(self.output) for each in marker[1]):
+                remove_leftover(self.output)
+                return self._exported(marker, already_complete=True)
+        names = [unit.name for unit in self.units]
+        resume_note = add_resume_note(lambda: describe_finished(self.output, names))
+        with resume_note, WorkFolder(self.output) as work_folder:
+            marker = self._build(work_folder, {} if self.format.has_parts else intact, runner)
+        return self._exported(marker, already_complete=False)
+
+    def _exported(self, files: _Marker, *, already_complete: bool) -> Exported:
         return Exported(
             path=self.output,
             to=self.format.name,
             split=self.manifest.split,
             records=self.manifest.records,
             root=self.manifest.root,
-            files=sum(marker, ()),
-            already_complete=is_complete,
+            files=sum(files, ()),
+            already_complete=already_complete,
             has_images=self.manifest.has_images,
         )
 
