@@ -235,23 +235,22 @@ class TreeReader(ResourceReader[Descriptor]):
 
     def read(self, entry: np.void) -> bytes:
         folder, path = self.resource.fileno(), entry[self.columns[0]].item()
-        fd = -1
+        flags = OPEN_FLAGS if self.follow_symlinks else OPEN_FLAGS | os.O_NOFOLLOW
         try:
-            flags = OPEN_FLAGS if self.follow_symlinks else OPEN_FLAGS | os.O_NOFOLLOW
             fd = os.open(path, flags, dir_fd=folder)
-            size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
-            data = read_at(fd, size, 0) if size else b""
-            status = os.fstat(fd)
-            if (len(data), status.st_size, wrap_mtime(status.st_mtime_ns)) != (size, size, mtime_ns):
-                raise SourceDamaged(CHANGED, path=self.location_of(entry))
-            return data
+            try:
+                size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
+                data = read_at(fd, size, 0) if size else b""
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             if error.errno in _CHANGED_ERRNOS:
                 raise SourceDamaged(CHANGED, path=self.location_of(entry)) from error
             raise OSError(error.errno, error.strerror, self.location_of(entry)) from error
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        if (len(data), status.st_size, wrap_mtime(status.st_mtime_ns)) != (size, size, mtime_ns):
+            raise SourceDamaged(CHANGED, path=self.location_of(entry))
+        return data
 
     def location_of(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
