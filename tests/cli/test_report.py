@@ -51,13 +51,13 @@ def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(f
 
 
 def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -> None:
-    words = ("report", "shards", "-o", "all.html", "--pixels", "none", "--save-findings", "found.json")
-    assert "record numbers: found-val.json" in prep_here(*words, cwd=folder).stdout
+    words = ("report", "shards", "--against", "shards/val", "-o", "all.html", "--pixels", "none")
+    assert "record numbers: f-val.json" in prep_here(*words, "--save-findings", "f.json", cwd=folder).stdout
     for name in ("train", "val", "test"):
-        found = json.loads((folder / f"found-{name}.json").read_text())
+        found = json.loads((folder / f"f-{name}.json").read_text())
         with Loader(folder / "shards" / name, batch_size=1, workers=0) as loader:
-            assert loader.dataset.root == found["root"]
-            assert len(loader.dataset) == found["records"]
+            assert (loader.dataset.root, len(loader.dataset)) == (found["root"], found["records"])
+            assert (found["against"] is None) == (name == "val")
 
 
 def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:

@@ -297,8 +297,8 @@ def test_the_command_exits_with_one_and_says_which_records(built: Built, tmp_pat
 
 
 def test_each_split_of_a_folder_is_checked(built: Built, tmp_path: Path) -> None:
-    folder = built[0].parent
-    done = prep_here("gate", folder, "--max", "tiny=0", "--max-damaged", "0.5", "--junit", tmp_path / "g.xml")
+    words = ("gate", built[0].parent, "--against", built[1], "--max", "tiny=0", "--max-damaged", "0.5")
+    done = prep_here(*words, "--max-leaks", "99", "--junit", tmp_path / "g.xml")
 
     assert done.returncode == 1
     assert "1 of 2 passed" in done.stdout
