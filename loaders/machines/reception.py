@@ -265,7 +265,7 @@ class Reception:
                     self.auth.name_of(sender.user),
                     sender.batches,
                     sender.bytes,
-                    sender.batches / max(sender.last_batch - sender.joined, 1e-9) if sender.batches else 0.0,
+                    sender.batches / max(sender.last_batch - sender.joined, 1e-9),
                     self.ledger.leased_count(address),
                 )
                 for address, sender in list(self.senders.items())

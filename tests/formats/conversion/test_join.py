@@ -236,21 +236,22 @@ def test_a_repair_discards_no_unfinished_join(dataset: Path, masks: Path, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         join(dataset, {"mask": masks}, workers=0, progress=StopAfter(2))
     begun = tree(dataset)
-    shutil.copytree(dataset, tmp_path / "given-up")
-    for folder in (dataset, tmp_path / "given-up"):
-        (folder / victim.name).unlink()
+    victim.unlink()
+    given_up, replaced = (shutil.copytree(dataset, tmp_path / name) for name in ("given-up", "replaced"))
 
     with pytest.raises(PlanMismatch, match=r"has an unfinished join.*run the same prep join again"):
         repair(dataset, source, workers=0)
     left = tree(dataset)
-    shutil.rmtree(tmp_path / "given-up/.prep")
-    repair(tmp_path / "given-up", source, workers=0)
+    shutil.rmtree(given_up / ".prep")
+    (replaced / ".prep/plan.json").write_bytes(b'{"joined to":"another dataset"}\n')
+    for folder in (given_up, replaced):
+        repair(folder, source, workers=0)
     join(dataset, {"mask": masks}, workers=0)
     repair(dataset, source, workers=0)
 
     assert left == {name: digest for name, digest in begun.items() if name != victim.name}
     assert any(name.endswith(".commit") for name in left)
-    assert tree(tmp_path / "given-up") == whole
+    assert tree(given_up) == whole
     assert verify(dataset, level="records").findings == []
 
 

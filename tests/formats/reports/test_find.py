@@ -62,7 +62,8 @@ def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
     assert {one.key for one in found if one.image == str(files[0])} == {key_of(files[0]), key_of(files[-1])}
     assert {one.distance for one in found} == {None}
     with open_dataset(datasets[kind]) as ds:
-        assert all(ds[one.record].key == one.key and ds[one.record].label == one.label for one in found)
+        assert all((one.key, one.label) == (ds[one.record].key, ds[one.record].label) for one in found)
+        assert {one.class_name for one in found} == {ds.classes[one.label] for one in found}
 
 
 @pytest.mark.parametrize("kind", ["plain", "crop-ready", "shrunk"])

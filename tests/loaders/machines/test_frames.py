@@ -68,10 +68,10 @@ def assert_equal(one: Any, other: Any) -> None:
             assert x == y if isinstance(x, bytes | str) else assert_equal(x, y) is None
 
 
-def crafted(description: object, *parts: bytes, kind: int = 0) -> list[bytes]:
-    """Return a frame with a valid header."""
+def crafted(description: object, *parts: bytes, head: Any = (b"SPBF", 1, 0, 0)) -> list[bytes]:
+    """Return a frame with a valid checksum; ``head`` is magic, version, kind and zero."""
     text = description if isinstance(description, bytes) else json.dumps(description).encode()
-    fixed = codec.HEAD.pack(b"SPBF", 1, kind, 0, 0, len(parts), len(text))
+    fixed = codec.HEAD.pack(*head, 0, len(parts), len(text))
     return [fixed + struct.pack("<I", google_crc32c.value(fixed + text)) + text, *parts]
 
 
@@ -156,6 +156,8 @@ def listed_arrays(shapes: list[list[int]], *, axes: int, count: int = 1, size: i
     return crafted(form, raw)
 
 
+# another magic, another version, no batch, an unknown kind, and something in place of zero
+HEADS = [(b"SPBG", 1, 0, 0), (b"SPBF", 2, 0, 0), (b"SPBF", 1, 1, 0), (b"SPBF", 1, 9, 0), (b"SPBF", 1, 0, 1)]
 HOSTILE: dict[str, list[bytes]] = {
     "huge sides": crafted(described(RAW, shape=[2**40, 2**40]), RAW),
     "sides that wrap around": crafted(described(RAW, shape=[2**32, 2**32, 4]), RAW),
@@ -168,6 +170,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "one buffer for two": crafted({"tuple": [described(RAW), described(RAW)]}, RAW),
     "two buffers for one": crafted(described(RAW), RAW, RAW),
     "many items": crafted(described(RAW, dtype=None, shape=None, count=2**60), RAW),
+    "many bytes": crafted(described(RAW, bytes=2**62), RAW),
     "items of other lengths": items(3, 5),
     "items with lengths that wrap around": items(2**64 - 1, 1),
     "text that is not UTF-8": listed("text", b"\xff"),
@@ -186,8 +189,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "no object": crafted(b"[]"),
     "not ASCII": crafted('{"tuple":[],"ä":1}'.encode()),
     "a long description": crafted(b" " * codec.MAX_DESCRIPTION + b"{}"),
-    "another kind": crafted({"tuple": []}, kind=1),
-    "an unknown kind": crafted({"tuple": []}, kind=8),
+    **{str(head): crafted({"tuple": []}, head=head) for head in HEADS},
     "nothing": [b""],
     "a web server": [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"],
 }

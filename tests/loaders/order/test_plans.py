@@ -137,12 +137,9 @@ def test_a_receipt_of_nothing_blesses_nothing_and_no_receipts_do_not_merge():
     [
         {"epoch": "3"},
         {"epoch": -1},
-        {"skipped": 3},
-        {"skipped": [-1]},
+        *({"skipped": numbers} for numbers in (3, [-1], [1 << 63])),
         {"delivered": {}},
-        {"delivered": {"count": 1, "digest": "12"}},
-        {"delivered": {"count": 1, "digest": "x" * 32}},
-        {"delivered": {"count": 1, "digest": 12}},
+        *({"delivered": {"count": 1, "digest": digest}} for digest in ("12", "x" * 32, 12)),
     ],
 )
 def test_what_is_no_receipt_is_refused(damage):
