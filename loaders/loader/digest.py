@@ -40,7 +40,7 @@ def _digest(value: object, above: tuple[int, ...], without: tuple[type, ...]) ->
         parts: Iterable[object] = map(_Literal, sorted(_digest(item, (), without) for item in value))
         kind = _name_of(type(value))
     else:
-        kind, parts = _kind_and_parts(value)
+        kind, parts = _kind_and_parts(bytes(value) if isinstance(value, memoryview) else value)
     inner = (*above, id(value))
     digests = (part if isinstance(part, _Literal) else _digest(part, inner, without) for part in parts)
     return _hash_parts(kind, digests)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, encode_png
 from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.loaders.loader.digest import DIGEST_BYTES, digest_of
+from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
 from shardprep.loaders.order.parts import NO_RECORDS, Ranges, Records
@@ -293,11 +292,11 @@ class Replayed:
         Raises UsageError for values other than arrays, JSON, and picklable objects.
         """
         parts = (zip(*part.values(), strict=True) if isinstance(part, dict) else part for part in self.batch)
-        return [_digest(row) for row in zip(*parts, strict=True)]
+        return [digest_of(row) for row in zip(*parts, strict=True)]
 
     def digest(self) -> str:
         """Return a digest of the whole batch's values, 32 hex digits."""
-        return _digest(self.digests())
+        return digest_of(self.digests())
 
     def first_difference(self, other: Replayed) -> int | None:
         """Return the first row whose values differ from the other step's; None if all are equal."""
@@ -313,24 +312,6 @@ class Replayed:
     def __repr__(self) -> str:
         bad = f", {len(self.skipped):,} skipped" if self.skipped else ""
         return f"<Replayed step {self.step} of epoch {self.epoch}: {len(self):,} records{bad}>"
-
-
-def _digest(value: Any) -> str:
-    """Return the digest of arrays, bytes, JSON values and other objects, and of lists and dicts of them."""
-    digest = blake2b(digest_size=DIGEST_BYTES)
-    if isinstance(value, dict):
-        return _digest([part for item in value.items() for part in item])
-    if isinstance(value, list | tuple):
-        digest.update("".join(map(_digest, value)).encode())
-    elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        digest.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
-    elif isinstance(value, bytes | memoryview):
-        digest.update(value)
-    elif isinstance(value, str | float | int | None):
-        digest.update(repr(value).encode())
-    else:
-        digest.update(digest_of(value).encode())
-    return digest.hexdigest()
 
 
 Picture = npt.NDArray[np.uint8]
@@ -491,7 +472,7 @@ def _write_text(sheet: Picture, text: str, x: int, y: int, width: int, colour: S
     """Write text, shortened in its middle to ``width`` pixels."""
     ascii_text = text.encode("ascii", "replace").decode()
     shown, length = ascii_text, len(ascii_text)
-    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, 1)[0][0] > width and length > 2:
+    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, 1)[0][0] > width:
         length -= 1
         shown = f"{ascii_text[: length // 3]}..{ascii_text[len(ascii_text) - (length - length // 3) :]}"
     cv2.putText(sheet, shown, (x, y), cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, tuple(colour), 1, cv2.LINE_AA)
