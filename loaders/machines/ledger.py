@@ -490,8 +490,7 @@ class ShareLedger(Ledger[T]):
         for peer, share in self.open.items():
             stop = share.arrived + self._ahead
             if stop - share.leased >= max(1, self._ahead // 16) and not self._failure:
-                yield peer, StepLease(self._next_id, self.pass_number, share.leased, stop)
-                self._next_id += 1
+                yield peer, StepLease(0, self.pass_number, share.leased, stop)  # its number is not used
                 share.leased = stop
 
     def accept(self, peer: bytes, ref: StepRef, item: T, *, now: float) -> bool:
