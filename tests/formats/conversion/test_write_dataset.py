@@ -214,7 +214,7 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"shard_size": "64MB"}, "the shard size must be"),
         ([1], {"seed": "1"}, "a seed must be"),
         ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
-        *(([{"label": "a", "v": 1}], {"classes": n}, "of unique names") for n in ("ab", ["a", "a"], ["\ud800"])),
+        *(([{"label": "a", "v": 1}], {"classes": n}, "unique names") for n in ("ab", ["a", "a"], ["\ud800"])),
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "a dict of names and kinds, .* not 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),

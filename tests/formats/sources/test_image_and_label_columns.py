@@ -86,6 +86,7 @@ def test_other_names_are_given_and_labels_may_be_text(write: Write, tmp_path: Pa
 
     note = "no record has a label; if it is class, add --label-column class"
     assert note in prep_here(*words, "--dry-run").stdout
+    assert note not in prep_here(*words, "--label-column", "", "--dry-run").stdout
     assert "6 images, 3 classes" in prep_here(*words, *names, "--dry-run").stdout
     done = prep_here(*words, *names)
     assert "6 images, 3 classes" in done.stdout

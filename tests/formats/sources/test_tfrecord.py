@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import BadImage, SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
+from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import decode_integers, masked_crc
 from support.datasets import converted, flip
@@ -81,7 +82,10 @@ def test_files_of_no_records_and_labels_that_are_none_of_the_official_ones_are_n
     (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
     with pytest.raises(SourceDamaged, match="is compressed"):
         recognise(tmp_path).listing("train")
-    write_tfrecord(tmp_path / "a.tfrecord", [official(0, 5), official(1, 5) | {"image/class/label": 0}])
+    rows = [official(0, 5), official(1, 5) | {"image/class/label": 0}]
+    write_tfrecord(tmp_path / "a.tfrecord", [rows[0], rows[1] | {"image/class/synset": b""}])  # background
+    assert recognise(tmp_path).listing("train").entries["label"].tolist() == [5, UNLABELLED]
+    write_tfrecord(tmp_path / "a.tfrecord", rows)
     with pytest.raises(SourceDamaged, match="label is 0, but labels beside image/class/synset begin with 1"):
         recognise(tmp_path).listing("train")
     (tmp_path / "a.tfrecord").rename(tmp_path / "model-00000-of-00001").write_bytes(bytes(range(100)))

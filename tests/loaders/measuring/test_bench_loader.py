@@ -24,6 +24,7 @@ from shardprep.loaders.measuring.bench import (
     MemoryUse,
     Sweep,
     bench,
+    judge_encoded,
     judge_one_core,
     judge_repetition,
     measure,
@@ -200,16 +201,21 @@ def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("stages", "rate", "confirms"),
-    [(DECODING, 55.0, True), (DECODING, 500.0, False), (READING, 500.0, True), (READING, 55.0, False)],
+    ("judge", "stages", "rates"),
+    [
+        (judge_one_core, DECODING, {55.0: True, 500.0: False}),
+        (judge_one_core, READING, {500.0: True, 55.0: False}),
+        (judge_encoded, DECODING, {500.0: True, 110.0: False}),
+        (judge_encoded, READING, {500.0: False, 110.0: True}),
+        (judge_encoded, {"read": 15.0, "decode": 4.0}, {500.0: None, 110.0: None}),
+    ],
 )
-def test_a_core_that_decodes_tells_whether_the_workers_do(
-    stages: dict[str, float], rate: float, confirms: bool
-) -> None:
-    found = judge_one_core(speed_of(stages), rate)
+def test_a_run_confirms_a_verdict_that_foretells_its_rate(judge: Any, stages: Any, rates: Any) -> None:
+    found = {rate: judge(speed_of(stages), rate) for rate in rates}
 
-    assert found.confirms is confirms
-    assert f"2 could make {2 * rate:,.0f}" in found.sentence
+    assert {rate: one.confirms for rate, one in found.items()} == rates
+    for rate, one in found.items():
+        assert (f"2 could make {2 * rate:,.0f}" in one.sentence) is (judge is judge_one_core)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +227,7 @@ def test_a_core_that_decodes_tells_whether_the_workers_do(
         (None, None, "not all shards are in memory"),
     ],
 )
-def test_the_page_cache_tells_what_the_second_reading_was(
-    before: float | None, then: float | None, says: str
-) -> None:
+def test_the_page_cache_tells_what_the_second_reading_was(before: Any, then: Any, says: str) -> None:
     first, second = (speed_of(READING, cached=share) for share in (before, then))
     faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
 

@@ -110,7 +110,8 @@ def test_a_mask_of_regions_has_the_colour_of_each_regions_inside(record: int, ki
     image = encoded(pixels, *form)
     if kind == "crop-ready":
         image = make_crop_ready(image, read_image_header(image))
-    sample = Example("regions", 0, image, {"mask": numbers_png(numbers)}, kind == "crop-ready")
+    stored = numbers_png(numbers, bits={2: 2, 3: 4, 4: 4}.get(blocks, 8), palette=record % 2 == 0)
+    sample = Example("regions", 0, image, {"mask": stored}, kind == "crop-ready")
 
     result, mask = TrainTransform(40, masks=["mask"])(sample, rng(record))
 
