@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import wraps
@@ -30,8 +30,9 @@ MAX_LINE_CHARACTERS = 4 * MAX_CHARACTERS  # an error has a path, a shard, a key 
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print a line, made printable: it may quote names from files."""
-    click.echo(printable(text, MAX_LINE_CHARACTERS), err=err)
+    """Print a line, made printable: it may quote names from files. One that stderr does not take is lost."""
+    with suppress(OSError) if err else nullcontext():
+        click.echo(printable(text, MAX_LINE_CHARACTERS), err=err)
 
 
 def next_step(*words: str | PurePath) -> str:
@@ -181,8 +182,7 @@ class Failure:
 
     def report(self, *, as_json: bool) -> None:
         """Print the line to stderr and, ``as_json``, an object to stdout; streams that fail are skipped."""
-        with suppress(OSError):
-            say(f"prep: {' '.join(map(str.strip, self.line.splitlines()))}", err=True)
+        say(f"prep: {' '.join(map(str.strip, self.line.splitlines()))}", err=True)
         if as_json:
             with suppress(OSError):
                 print_json({"error": self.to_json()})
@@ -252,9 +252,8 @@ def make_progress(form: str) -> CommandProgress:
 
 
 def print_with_time(text: str) -> None:
-    """Print a line of progress to stderr, if it can be written: a full log ends no command."""
-    with suppress(OSError):
-        say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+    """Print a line of progress to stderr."""
+    say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
 class CommandBar(BarProgress, CommandProgress):

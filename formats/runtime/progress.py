@@ -241,7 +241,8 @@ class BarProgress:
 
     def note(self, text: str) -> None:
         if self._is_visible:
-            bar_class().write(printable(text), file=None if in_notebook() else sys.stderr)
+            with suppress(OSError):  # the terminal may be gone; tqdm itself ignores that, but not here
+                bar_class().write(printable(text), file=None if in_notebook() else sys.stderr)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:

@@ -50,11 +50,12 @@ def test_a_reader_that_is_gone_is_3_and_quiet_and_a_full_disk_is_3_in_a_line(dat
 
     done = shell('unset PYTHONUNBUFFERED; "$@" >/dev/full', "inspect", dataset)
 
-    assert done.returncode == 3
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "full" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
     assert "was removed" in shell('cd "$(mktemp -d)" && rmdir "$PWD"; "$@"', "report", dataset).stderr
-    assert not shell('"$@" 2>/dev/full', "export", dataset, f"{dataset}-out", "--to", "mds").returncode
+    unread = shell('"$@" 2>/dev/full', "export", dataset, f"{dataset}-out", "--to", "folders")
+    noted = shell('"$@" 2>/dev/full', "convert", f"{dataset}-out", f"{dataset}-in", "--shorter-side", 9)
+    assert (unread.returncode, noted.returncode) == (0, 0)
 
 
 @pytest.mark.slow
@@ -145,10 +146,9 @@ def test_a_file_size_limit_is_not_called_a_full_disk_and_the_next_run_goes_on(
 
     done = prep(*words, prefix=["prlimit", f"--fsize={limit}"])
 
-    assert done.returncode == 3
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "ulimit -f" in done.stderr
     assert "disk" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1
     assert prep_here(*words).returncode == 0
 
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from shardprep.cli.console.output import PlainProgress
+from shardprep.cli.console.output import CommandBar, PlainProgress
 from shardprep.formats.runtime.progress import BAR, Pace, bar_class
 from support.terminal_screen import Terminal
 
@@ -82,6 +82,6 @@ def test_a_log_gets_a_line_each_interval(clock: Mock, capsys: pytest.CaptureFixt
         progress.at(10, 100)
         progress.shards(2, 2)
 
-    line, last = capsys.readouterr().err.splitlines()
-    assert "hash: 50%" in line
-    assert last.endswith("hash: 100%, 2 of 2 shards")
+    assert re.fullmatch(r".*hash: 50%.*\n.*hash: 100%, 2 of 2 shards\n", capsys.readouterr().err)
+    with patch("sys.stderr", Mock(write=Mock(side_effect=OSError(5, "the terminal is gone")))):
+        CommandBar().note("which ends nothing")
