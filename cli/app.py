@@ -58,8 +58,8 @@ def cli() -> None:
     """Turn image archives into verified shards, and feed them to training.
 
     Exit codes: 0 done; 1 the data is damaged or incomplete; 2 wrong usage; 3 a system error
-    (I/O, permissions, space); 4 a format version that this release does not know; 130 or 143
-    interrupted.
+    (I/O, permissions, space); 4 a format version that this release does not know; 129, 130 or
+    143 interrupted.
     """
 
 

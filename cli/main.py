@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def _set_signal_handlers(handler: Callable[[int, FrameType | None], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # set by nohup and ``&``
             signal.signal(number, handler)
 

@@ -123,7 +123,7 @@ def test_an_output_that_cannot_be_written_to_is_said_before_the_work(archives: P
         assert f"{tmp_path}/locked: Permission denied" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_while_still_importing_is_quiet(tmp_path: Path, number: signal.Signals) -> None:
     slow = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\ntime.sleep(60)\n"
     (tmp_path / "numpy.py").write_text(slow)
