@@ -403,4 +403,6 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
         next_step("verify", dataset),
     ]
     entry = {"path": str(result.path), "records": manifest.records, "columns": kinds}
-    return Output(entry | {"added": added, "rebuilt": rebuilt} | roots, lines)
+    for note in result.notes:
+        say(f"note: {result.path}: {note}", err=True)
+    return Output(entry | {"added": added, "rebuilt": rebuilt, "notes": list(result.notes)} | roots, lines)

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from shardprep.formats.conversion.plan import PlanOptions, writer_versions
-from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
+from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit, neighbour_notes
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
@@ -32,7 +32,7 @@ from shardprep.formats.conversion.shard import (
     is_non_image,
     shard_jobs,
 )
-from shardprep.formats.errors import BadImage, DataError, ShardprepError, UsageError
+from shardprep.formats.errors import BadImage, DataError, UsageError
 from shardprep.formats.images.decode import crash_reason
 from shardprep.formats.images.header import cause_of, read_image_header
 from shardprep.formats.records.record import content_digest, record_crc
@@ -48,7 +48,7 @@ from shardprep.formats.runtime.work_folder import (
     finished_shards,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.manifest import Manifest, read_manifest
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
@@ -58,7 +58,7 @@ from shardprep.formats.shards.read import (
     link_archive,
 )
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.source import SPLITS, ByteReader, Listing, Problems, SourceOptions
+from shardprep.formats.sources.source import ByteReader, Listing, Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import read_quarantine
 from shardprep.formats.verification.verify import verify
@@ -250,7 +250,7 @@ def outcome(
         "notes": (
             *listing.notes,
             *_column_notes(prepared, built or ()),
-            *_neighbour_notes(prepared.output, manifest),
+            *neighbour_notes(prepared.output, manifest, ("", *manifest.schema.names)),
         ),
         "has_labels": prepared.plan.has_labels,
     }
@@ -269,19 +269,6 @@ def _column_notes(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Itera
                 f"{count} in the column {column.name} with a size other than the record's image (first: "
                 f"{others[0].first_other}); training refuses them as masks"
             )
-
-
-def _neighbour_notes(output: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield a note for each split beside this one in which a class of both has another number."""
-    here = manifest.labels.label_of
-    for split in SPLITS if output.name in SPLITS else ():
-        with suppress(ShardprepError, OSError):  # such as no manifest, or one of a later release
-            there = read_manifest(output.parent / split).labels.label_of
-            if name := next((name for name in here if there.get(name, here[name]) != here[name]), None):
-                yield (
-                    f"{name} is class {here[name]} here and {there[name]} in {split} beside it; convert both at once, "
-                    "such as from a list with the column split"
-                )
 
 
 def build_shards(

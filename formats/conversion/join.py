@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import PlanOptions
-from shardprep.formats.conversion.prepare import check_room
+from shardprep.formats.conversion.prepare import check_room, neighbour_notes
 from shardprep.formats.conversion.shard import ShardJob, write_column_tables
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
@@ -172,12 +172,14 @@ class Joined:
         manifest: Its manifest, now with the columns.
         added: Names of the new columns.
         rebuilt: Names of damaged files of columns joined before, which now have their old bytes again.
+        notes: Sentences on new columns whose classes have other numbers in a split beside the dataset.
     """
 
     path: Path
     manifest: Manifest
     added: tuple[str, ...]
     rebuilt: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def join(
@@ -255,8 +257,8 @@ def join(
                 )
                 publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
-    rebuilt = tuple(file.name for file in damaged)
-    return Joined(path, manifest, tuple(column.field.name for column in added), rebuilt)
+    rebuilt, names = (file.name for file in damaged), tuple(column.field.name for column in added)
+    return Joined(path, manifest, names, tuple(rebuilt), tuple(neighbour_notes(path, manifest, names)))
 
 
 def _new_columns(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:

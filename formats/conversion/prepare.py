@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, deal_shards, make_plan
-from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
+from shardprep.formats.errors import NoSpace, PlanMismatch, ShardprepError, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
     LOCAL_FUSE,
@@ -425,3 +425,28 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         named = ", ".join(names[:MAX_NAMED])
         progress.note(f"classes of val without an image in train: {named}{more}")
+
+
+def neighbour_notes(output: Path, manifest: Manifest, columns: Iterable[str]) -> Iterator[str]:
+    """Yield a note for each split beside this one in which a class of both has another number.
+
+    ``columns`` names the columns to compare, "" for the labels.
+    """
+    for split in SPLITS if output.name in SPLITS else ():
+        with suppress(ShardprepError, OSError):  # such as no manifest, or one of a later release
+            beside = read_manifest(output.parent / split)
+            for column in columns:
+                here, there = (_class_numbers(each, column) for each in (manifest, beside))
+                if name := next((name for name in here if there.get(name, here[name]) != here[name]), None):
+                    of, instead = (f" in the column {column}", "take it as text, or ") if column else ("", "")
+                    yield (
+                        f"{name}{of} is class {here[name]} here and {there[name]} in {split} beside it; "
+                        f"{instead}convert both at once, such as from a list with the column split"
+                    )
+
+
+def _class_numbers(manifest: Manifest, column: str) -> Mapping[str, int]:
+    if not column:
+        return manifest.labels.label_of
+    classes = manifest.schema[column].classes if column in manifest.schema else ()
+    return {name: number for number, name in enumerate(classes)}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import SourceOptions, convert, open_dataset, plan_conversion, read_manifest
+from shardprep.formats import SourceOptions, convert, join, open_dataset, plan_conversion, read_manifest
 from shardprep.formats.errors import DataError, ShardprepError, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
@@ -97,7 +97,6 @@ def test_a_table_that_cannot_be_used_is_an_error_with_its_line_and_cases_of_one_
     write(path, data if isinstance(data, bytes) else data.encode())
 
     source = recognise(path, options=SourceOptions(root=root)) if is_list else recognise(root)
-
     with pytest.raises(UsageError if "has no column" in match else DataError, match=match):
         source.listing("train")
 
@@ -107,7 +106,6 @@ def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, foll
     long = {"n" * 300 + ".jpg": "cat", "folder/" + "m" * 300 + ".jpg": "dog"}
     write(tmp_path / "list.txt", "".join(f"{path} {one}\n" for path, one in (ROWS | long).items()).encode())
     options = SourceOptions(root=root, follow_symlinks=follow)
-
     with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files missing"):
         convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
 
@@ -185,8 +183,7 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
     rows = {row["path"]: row for row in TABLE}
     for split in ("train", "val", "test"):
         with open_dataset(tmp_path / "out" / split) as opened:
-            names = [each.name for each in opened.manifest.labels.classes]
-            assert names == ["bird", "cat", "dog"]
+            assert (names := opened.classes) == ("bird", "cat", "dog")
             expected = {path for path, row in rows.items() if row["split"].lower().startswith(split[:3])}
             assert {record.key for record in opened} == expected
             for record in opened:
@@ -249,7 +246,10 @@ def test_a_class_with_another_number_in_the_split_beside_is_noted(pictures: Path
     for split, text in (("train", "dog.jpg dog\ncat/1.jpg cat\n"), ("val", "dog.jpg dog\n")):
         write(path := tmp_path / f"{split}.txt", text.encode())
         (done,) = convert(path, tmp_path / "out", source_options=SourceOptions(root=pictures), workers=0)
+        write(table := tmp_path / "kinds.csv", f"path,kind\n{text.replace(' ', ',')}".encode())
+        joined = join(done.path, {"kind:label": table}, workers=0)
     assert done.notes[0].startswith("dog is class 0 here and 1 in train beside it; convert both at once")
+    assert joined.notes[0].startswith("dog in the column kind is class 0 here and 1 in train beside it; take")
 
 
 NAMES = [f"{number}.png" for number in range(7)]
