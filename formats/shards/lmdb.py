@@ -158,8 +158,8 @@ class Page(NamedTuple):
     upper: int
 
 
-Node = tuple[int, int, int, int, int]
-"""A node: its fields low, high and flags, and its key's start and end in the page."""
+Node = tuple[Page, int, int, int, int]
+"""A node: its page, its fields low, high and flags, and its key's end in the page."""
 Value = tuple[int, int, bytes]
 """A value: its offset in the file, its length, and its first bytes, as requested."""
 
@@ -196,18 +196,18 @@ class LmdbPages:
             )
         return meta
 
-    def leaves(self) -> Iterator[Page]:
-        """Yield the leaves in the order of their keys; a leaf that comes again has keys out of order."""
-        return self._leaves(self.meta.root, self.meta.depth)
+    def records(self) -> Iterator[tuple[bytes, Node]]:
+        """Yield all keys in order, with their nodes; a leaf that comes again has keys out of order."""
+        return self._records(self.meta.root, self.meta.depth)
 
-    def _leaves(self, number: int, depth: int) -> Iterator[Page]:
+    def _records(self, number: int, depth: int) -> Iterator[tuple[bytes, Node]]:
         if depth > 1:
-            for low, high, flags, *_ in self.nodes(self.page(number, _BRANCH)):
-                yield from self._leaves(low | high << 16 | flags << 32, depth - 1)
+            for _, (_, low, high, flags, _) in self._nodes(self._page(number, _BRANCH)):
+                yield from self._records(low | high << 16 | flags << 32, depth - 1)
         elif depth:  # 0 in an empty file
-            yield self.page(number, _LEAF)
+            yield from self._nodes(self._page(number, _LEAF))
 
-    def page(self, number: int, kind: int) -> Page:
+    def _page(self, number: int, kind: int) -> Page:
         """Return a page of the tree, checked to be of this kind."""
         data = self._read(number, self.size)
         own_number, _, flags, lower, upper = HEADER.unpack_from(data)
@@ -217,8 +217,8 @@ class LmdbPages:
             raise self._damaged(f"page {number} is damaged")
         return Page(number, data, (lower - HEADER.size) // _POINTER.size, upper)
 
-    def nodes(self, page: Page) -> Iterator[Node]:
-        """Yield all nodes of a page in key order."""
+    def _nodes(self, page: Page) -> Iterator[tuple[bytes, Node]]:
+        """Yield all nodes of a page in key order, with their keys."""
         for place in range(page.length):
             (start,) = _POINTER.unpack_from(page.data, HEADER.size + place * _POINTER.size)
             key_start = key_end = start + _NODE.size
@@ -227,11 +227,11 @@ class LmdbPages:
                 key_end += key_bytes
             if start < page.upper or key_end > self.size:
                 raise self._damaged(f"page {page.number} has a node outside of it")
-            yield low, high, flags, key_start, key_end
+            yield page.data[key_start:key_end], (page, low, high, flags, key_end)
 
-    def value(self, page: Page, node: Node, wanted: int = 0) -> Value:
+    def value(self, node: Node, wanted: int = 0) -> Value:
         """Return the value of a leaf node, with its first ``wanted`` bytes."""
-        low, high, flags, _, start = node
+        page, low, high, flags, start = node
         length = low | high << 16
         if flags == _IN_OVERFLOW and start + _PAGE_NUMBER.size <= self.size:
             return self._read_overflow(_PAGE_NUMBER.unpack_from(page.data, start)[0], length, wanted)
@@ -271,21 +271,19 @@ def addresses(path: Path, file: ShardFile) -> Addresses:
     rows: list[Address] = []
     try:
         pages = LmdbPages(file.read_at, file.size, ShardDamaged)
-        for page in pages.leaves():
-            for node in pages.nodes(page):
-                ordinal = len(rows)
-                if page.data[node[3] : node[4]] != ordinal.to_bytes(8, "big"):
-                    raise ShardDamaged(f"it has no record {ordinal}")
-                start, length, first = pages.value(page, node, FIRST_BYTES)
-                header = VALUE_HEADER.unpack_from(first.ljust(VALUE_HEADER.size, b"\0"))
-                version, _, key_bytes, label, crc32c = header
-                head = VALUE_HEADER.size + key_bytes
-                if version != VALUE_VERSION or head > length or key_bytes > MAX_KEY_BYTES:
-                    raise ShardDamaged(f"record {ordinal} has an invalid header")
-                key = first[VALUE_HEADER.size : head]
-                if head > len(first):
-                    key = file.read_at(key_bytes, start + VALUE_HEADER.size)
-                rows.append((key, label, crc32c, start + head, length - head))
+        for ordinal, (name, node) in enumerate(pages.records()):
+            if name != ordinal.to_bytes(8, "big"):
+                raise ShardDamaged(f"it has no record {ordinal}")
+            start, length, first = pages.value(node, FIRST_BYTES)
+            header = VALUE_HEADER.unpack_from(first.ljust(VALUE_HEADER.size, b"\0"))
+            version, _, key_bytes, label, crc32c = header
+            head = VALUE_HEADER.size + key_bytes
+            if version != VALUE_VERSION or head > length or key_bytes > MAX_KEY_BYTES:
+                raise ShardDamaged(f"record {ordinal} has an invalid header")
+            key = first[VALUE_HEADER.size : head]
+            if head > len(first):
+                key = file.read_at(key_bytes, start + VALUE_HEADER.size)
+            rows.append((key, label, crc32c, start + head, length - head))
         if len(rows) != pages.meta.entries:
             raise ShardDamaged(f"it claims {pages.meta.entries} records, and has {len(rows)}")
     except ShardDamaged as error:

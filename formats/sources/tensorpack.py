@@ -347,15 +347,13 @@ def read_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
 
     pages = LmdbPages(file.read_at, file.end, damaged)
     count, last, size = 0, b"", 0
-    for page in pages.leaves():
-        for node in pages.nodes(page):
-            start, length, _ = pages.value(page, node)
-            key = page.data[node[-2] : node[-1]]
-            count, size = count + 1, size + length
-            if key <= last or size > file.end:
-                raise damaged("its keys are not in order, or its records share their bytes")
-            last = key
-            yield key, ByteWindow(file.read_at, start, start + length)
+    for key, node in pages.records():
+        start, length, _ = pages.value(node)
+        count, size = count + 1, size + length
+        if key <= last or size > file.end:
+            raise damaged("its keys are not in order, or its records share their bytes")
+        last = key
+        yield key, ByteWindow(file.read_at, start, start + length)
     if count != pages.meta.entries:
         raise damaged(f"it has {count} records, but says that it has {pages.meta.entries}")
 
