@@ -189,4 +189,5 @@ def parse_mask(value: Any, name: str, *, key: str) -> Mask:
         raise BadTarget(f"{name} is {_form(value)}, which is not a mask: {MASK_ADVICE}", key=key)
     gray, bits = samples
     pixels = decode(gray, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
-    return pixels // np.uint8(255 // ((1 << bits) - 1))  # OpenCV widens them to 0..255
+    # OpenCV widens fewer bits to 0..255.
+    return pixels if bits == 8 else pixels // np.uint8(255 // ((1 << bits) - 1))
