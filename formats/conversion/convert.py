@@ -48,7 +48,7 @@ from shardprep.formats.runtime.work_folder import (
     finished_shards,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
@@ -231,7 +231,20 @@ def _convert_split(prepared: PreparedSplit, runner: JobRunner) -> Converted:
             link_archive(link, archive.path, work_folder.run)
     verify_finished(output, runner.progress)
     skipped = [SkippedImage(**image) for image in read_quarantine(output)] if manifest.skipped else []
-    return Converted(path=output, **outcome(prepared, manifest, None, skipped))
+    found = outcome(prepared, manifest, None, skipped)
+    return Converted(path=output, **found | {"notes": (*found["notes"], *_newer_note(prepared))})
+
+
+def _newer_note(prepared: PreparedSplit) -> Iterator[str]:
+    """Yield a note if files of the source are newer than the finished dataset."""
+    entries = prepared.listing.entries
+    times = [archive.mtime_ns for archive in prepared.listing.archives]
+    times += (entries[name].max() for name in entries.dtype.names or () if name.startswith("mtime_ns"))
+    if max(times) > (prepared.output / MANIFEST_NAME).stat().st_mtime_ns:
+        yield (
+            "files of the source are newer than this dataset, and only the records' keys, labels and sizes are compared; "
+            "to take over other changes, convert into another folder"
+        )
 
 
 def outcome(

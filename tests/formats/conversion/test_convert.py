@@ -1,6 +1,7 @@
 """Conversion: the same images give the same bytes, whatever they came in and however often it stopped."""
 
 import json
+import os
 import re
 import shutil
 from functools import partial
@@ -96,9 +97,7 @@ def test_a_folder_may_have_the_name_of_a_scheme_and_a_url_is_none(
 def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, tmp_path: Path) -> None:
     interrupted(archives, tmp_path / "out/val", split="val")
     plan_options, restart = PlanOptions(shard_size=60_000, seed=5), ConvertOptions(restart=True)
-
     again = partial(convert, archives, tmp_path / "out", plan_options=plan_options, workers=0)
-
     with pytest.raises(KeyboardInterrupt) as stop:
         again(options=restart, progress=StopAfter(1))
     done = again()
@@ -118,7 +117,6 @@ def test_a_conversion_that_an_earlier_release_began_is_finished_and_damaged_reco
         commit = json.loads(path.read_bytes())
         del commit["rows"]
         path.write_bytes(canonical_json(commit | change))  # another form would be built again
-
     done = convert(archives, tmp_path / "out/val", split="val", plan_options=PlanOptions(shard_size=60_000))
 
     assert not done[0].already_complete
@@ -138,11 +136,18 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
     archives: Path, tmp_path: Path, changed: dict[str, object], said: str
 ) -> None:
     interrupted(archives, tmp_path / "out")
-
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
     begun, now = {"names": ["0"], "seed": 0}, {"names": [], "seed": 5}
     assert preflight.describe_differences(begun, now) == "--seed was 0, is now 5"
+
+
+def test_newer_files_in_the_source_of_a_finished_conversion_are_noted(tmp_path: Path) -> None:
+    write(file := tmp_path / "source/cat/1.jpg", JPEG)
+    for time, is_noted in ((1, False), (2, False), (1 << 32, True)):
+        os.utime(file, (time, time))
+        (done,) = convert(tmp_path / "source", tmp_path / "out", split="train", workers=0)
+        assert any("are newer than this dataset" in note for note in done.notes) == is_noted
 
 
 def test_space_is_checked_before_anything_is_written(
@@ -150,10 +155,8 @@ def test_space_is_checked_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
-
     with pytest.raises(NoSpace, match="free"):
         converted(archives, tmp_path / "out")
-
     assert not (tmp_path / "out").exists()
 
 
@@ -166,7 +169,6 @@ def test_lmdb_on_a_network_file_system_is_refused(
     hidden = f"1 0 8:1 / / rw - ext4 /dev/vda rw\n1 0 8:1 / {tmp_path}/a\\011disk\x85 rw - xfs /dev/vdb rw\n"
     mounts.write_text(f"{hidden}2 1 0:1 / {tmp_path}/a\\011disk\x85 rw shared:1 - {kind} x rw\n")
     monkeypatch.setattr(filesystem, "MOUNTS", mounts)
-
     with pytest.raises(UsageError, match="network"):
         converted(archives, disk / "out")
     converted(archives, disk / "hdf5", container="hdf5")
@@ -218,7 +220,6 @@ def test_what_was_skipped_is_summed_up_by_cause_with_a_warning_of_an_emptied_cla
     assert skipping(source, tmp_path / "alone").skipped == SUMMARY
     words = ["convert", source, tmp_path / "out", "--split", "train", "--on-bad-image", "skip"]
     done, again = prep_here(*words), prep_here(*words, "--json")
-
     assert "skipped       5 images: 2 not an image (first: cat/more.txt), 2 truncated" in done.stdout
     assert "1 HEIC, which OpenCV does not decode (first: dog/phone.heic); listed in quar" in done.stdout
     assert "all images of fox were skipped" in done.stderr
@@ -232,7 +233,6 @@ def test_a_shard_of_bad_images_only_has_columns_of_one_size(tmp_path: Path) -> N
     examples = [tfds(n, height=n) | ({"image": b"bad"} if n == 1 else {}) for n in range(3)]
     write_tfrecord(source := tmp_path / "train.tfrecord", examples)
     np.save(tmp_path / "widths.npy", np.arange(2))
-
     manifest = converted(source, tmp_path / "out", shard_size=1, on_bad_image="skip", order="key")
     join(tmp_path / "out", {"width": tmp_path / "widths.npy"}, workers=0)
 
