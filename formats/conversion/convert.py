@@ -387,16 +387,16 @@ def convert_part(
 def _build_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
     """Build one part's shards of a split. Raises PlanMismatch if it was finished with another plan."""
     plan, skipped, missing = prepared.plan, SkippedImages(), set[str]()
-    shards: Sequence[BuiltShard | FileEntry] | None = None
+    shards: Sequence[BuiltShard | FileEntry]
     with prepared.begin_work(shared=True) as work_folder:
-        if work_folder is not None:
+        if work_folder is None:
+            runner.progress.note(f"{prepared.output} is complete already")
+            names = {shard.name for shard in prepared.shards}
+            shards = [entry for entry in prepared.read_finished_manifest().shards if entry.name in names]
+        else:
             built = shards = build_shards(prepared, work_folder, runner)
             skipped = summarise_skipped(prepared.listing, built)
             missing = {shard.name for shard in plan.shards} - finished_shards(prepared.output)
-    if is_complete := shards is None:
-        runner.progress.note(f"{prepared.output} is complete already")
-        names = {shard.name for shard in prepared.shards}
-        shards = [entry for entry in prepared.read_finished_manifest().shards if entry.name in names]
     return ConvertedPart(
         path=prepared.output,
         split=prepared.listing.split,
@@ -406,7 +406,7 @@ def _build_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRu
         file_bytes=sum(shard.size for shard in shards),
         total=len(plan.shards),
         missing=len(missing),
-        already_complete=is_complete,
+        already_complete=work_folder is None,
         skipped=skipped,
         has_images=prepared.listing.has_images,
         has_labels=plan.has_labels,
