@@ -93,9 +93,9 @@ class ReadAhead(Owner):
             self._thread.join(5)
 
     def _run(self) -> None:
-        position: int | None = None
+        position = 0
         for first, reach in iter(self._spans.get, None):
-            position = first if position is None else max(position, first)
+            position = max(position, first)
             stop = min(reach + self._budget, int(self._ends[-1]))
             while position < stop and not self._closed:
                 number = int(np.searchsorted(self._ends, position, side="right"))
