@@ -29,8 +29,9 @@ class LoopThread(Owner, AbstractContextManager["LoopThread"]):
 
     def __enter__(self) -> LoopThread:
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
-        self._thread = threading.Thread(target=_run, args=[self._loop], name="shardprep-loop", daemon=True)
+        self._loop.set_default_executor(pool := ThreadPoolExecutor(self._threads, "shardprep-blocking"))
+        arguments = self._loop, pool
+        self._thread = threading.Thread(target=_run, args=arguments, name="shardprep-loop", daemon=True)
         self._finalizer = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
         self._finalizer.atexit = False
         self._thread.start()
@@ -65,10 +66,11 @@ class LoopThread(Owner, AbstractContextManager["LoopThread"]):
         self._thread.join()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor) -> None:
     """Run a loop until it is stopped, and then until all its coroutines and blocking calls have ended."""
     loop.run_forever()
-    loop.run_until_complete(_finish_all())
+    loop.run_until_complete(_finish_others())
+    pool.shutdown()  # the loop's own shutdown_default_executor would start a thread, and there may be none
     loop.close()
 
 
@@ -77,11 +79,9 @@ async def _cancel_others() -> None:
         task.cancel()
 
 
-async def _finish_all() -> None:
-    """Wait for all other tasks and for the threads."""
+async def _finish_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def run_all(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:

@@ -336,13 +336,14 @@ def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
         assert_same([kept(replayed.result(20).batch)], [kept(local.replay(0, last).batch)])
 
 
-def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
+def test_a_loop_that_ends_needs_no_thread_and_calls_what_none_can(monkeypatch: pytest.MonkeyPatch) -> None:
     async def late() -> int:
         await asyncio.get_running_loop().shutdown_default_executor()
         return await call_in_thread(int, "7")
 
     with LoopThread(threads=1) as loop:
         assert loop.run(late()) == 7
+        monkeypatch.setattr("threading.Thread.start", None)  # calling it is an error
 
 
 def copies_of(cache: Path, names: str = "") -> list[Path]:
