@@ -625,6 +625,7 @@ _UNREADABLE = {
     b"P7": decoded_wrongly("PAM"),  # its channels are in another order
     b"P[Ff]": decoded_wrongly("PFM"),  # its floats are clipped at 255, as those of Radiance HDR
     rb"#\?(RADIANCE|RGBE)": decoded_wrongly("Radiance HDR"),
+    rb"version https://git-lfs|/annex/objects/": "not an image (a pointer of Git LFS or git-annex; download its file first)",
 }
 
 

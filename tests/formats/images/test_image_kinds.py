@@ -141,6 +141,7 @@ REFUSED = {
     "PFM": (encoded(COLOUR.astype(np.float32), ".pfm"), "^PFM, which OpenCV decodes to wrong pixels"),
     "PAM": (encoded(COLOUR, ".pam"), "^PAM, which OpenCV decodes to wrong pixels"),
     "an empty file": (b"", r"^not an image \(empty\)"),
+    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", r"^not an image \(a pointer of Git LFS"),
     "text": (b"not found\n", r"^not an image \(starts with 6e 6f 74"),
     "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "a TIFF of 3 x 32 bits, sample format 3"),
     "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),
