@@ -138,7 +138,7 @@ def load_chosen(subset: Path | None, without: Path | None) -> dict[str, Any]:
     arrays = {}
     for name, file in (("records", subset), ("without", without)):
         if file is not None:
-            with errors_as_damage(file, "give an array, as numpy.save writes it; of keys: np.array(keys, str)"):
+            with errors_as_damage(file, "give an array, as numpy.save writes it; keys: np.array(keys, str)"):
                 os.close(open_regular(file))  # opening a FIFO below would block
                 arrays[name] = np.lib.format.open_memmap(file, mode="r")  # checks the size first
                 if not arrays[name].itemsize:

@@ -139,7 +139,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
         (["--diff", "run.json", "seed.json", "--step", 0], "--step: --diff compares"),
         (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
-        (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save writes it; of keys: np.array"),
+        (["--step", 0, "--subset", "cut.npz"], "give an array, as numpy.save writes it; keys: np.array"),
         (["--step", 0, "--subset", "short.npy"], "than file size; give an array, as numpy.save"),
         *((["--step", 0, flag, "fifo"], "fifo: is not a regular file") for flag in ("--subset", "--without")),
         (["--step", 0, "--without", "none.npy"], "elements without a size; give an array, as numpy.save"),
