@@ -84,8 +84,8 @@ class RunOrder(NamedTuple):
         numbers, deliveries = np.array([*wanted], np.int64), []
         for rank in range(self.plan.world_size):
             own = self._replace(plan=replace(self.plan, rank=rank))
-            for step, records in enumerate(islice(own.steps(epoch, start), steps.stop)):
-                present = records[np.isin(records, numbers)] if step in steps else NO_RECORDS
+            for step, records in islice(enumerate(own.steps(epoch, start)), steps.start, steps.stop):
+                present = records[np.isin(records, numbers)]
                 deliveries += [(step, rank, number) for number in present.tolist()]
         return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(deliveries)]
 
