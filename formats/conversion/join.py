@@ -448,7 +448,7 @@ def _mismatch_error(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: 
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
     missing, surplus = keys[~np.isin(mine, others)], partners[~np.isin(others, mine)]
     if not len(missing):
-        message = f"no record of the dataset has this key (one of {len(surplus)})"
+        message = f"no record of the dataset has this key (one of {len(surplus)}); leave out other splits"
         return SourceIncomplete(message, path=path, key=surplus[0].decode())
     message = f"this record of the dataset has no partner here (one of {len(missing)})"
     if len(surplus):

@@ -141,7 +141,7 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
 
 UNMATCHED: dict[str, tuple[list[int], str]] = {
     "8": ([*range(8)], r"8\.png: this record of the dataset has no partner here \(one of 1"),
-    "10": ([*range(10)], r"9: no record of the dataset has this key \(one of 1"),
+    "10": ([*range(10)], r"9: no record of the dataset has this key \(one of 1\); leave out"),
     "other": ([*range(8), 9], r"8\.png: .*no partner here .*; 9 here belongs to no record \(one of 1"),
     "twice": ([*range(9), 8], "8: .*occurs twice"),
     "none": ([], "no partner here"),
