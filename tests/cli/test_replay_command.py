@@ -33,6 +33,7 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, options in RUNS.items():
         with run(folder, **options) as loader:
             loader.card().save(folder / f"{name}.json")
+            (folder / f"{name}-state.json").write_text(json.dumps(loader.state_dict()))
     with run(folder) as loader:
         loader.set_epoch(1)
         list(islice(loader, 3))
@@ -127,6 +128,7 @@ def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
     ("words", "message"),
     [
         (["--card", "run.json"], "give --step"),
+        (["--state", "run-state.json"], "give --step: no step of this epoch was delivered"),
         (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000; the epoch has "),
         (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state sets it"),
         (["--card", "run.json", "--state", "state.json"], "give one of"),

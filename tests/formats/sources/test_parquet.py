@@ -66,7 +66,7 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "species": pa.array(["ant"]).dictionary_encode(),
         "when": [datetime.datetime(2024, 5, 6, 7, 8, 9)],
     }
-    (link := tmp_path / "a.parquet").symlink_to(write(tmp_path / "blob", columns))
+    (link := tmp_path / "a.parquet").symlink_to(write(tmp_path / "blob", columns, names=["ant"]))
     listing = recognise(link).listing("train")
     assert {field.name: field.kind for field in listing.schema} == {
         "caption": "text",

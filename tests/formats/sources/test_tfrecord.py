@@ -54,10 +54,8 @@ def test_without_names_of_their_own_records_are_numbered(name: bytes, tmp_path: 
 
 ODD: dict[str, tuple[dict[str, Any], str]] = {
     "no label": ({"image": JPEG, "more": 2}, "lacks the feature 'label', which the first record has"),
-    "a label of bytes": (
-        {"image": JPEG, "label": b"1"},
-        "its label is '1', not an integer from -1 to 99999; --label-column label takes",
-    ),
+    "a label of bytes": ({"image": JPEG, "label": b"1"},
+                         "its label is '1', not an integer from -1 to 99999; --label-column label takes"),
     "two labels": ({"image": JPEG, "label": [1, 2]}, "it has no label, or several"),
     "a huge label": ({"image": JPEG, "label": 1 << 40}, "labels are 0 to 99999"),
     "no image": ({"label": 1}, "no image, or several, in the feature 'image'"),

@@ -80,10 +80,10 @@ def test_a_whole_run_of_several_ranks_is_proven(
     assert [(one.epoch, one.delivered, one.left_out) for one in found.epochs] == [
         (epoch, RECORDS - cut, cut) for epoch in range(3)
     ]
-    assert found.statement.startswith(
-        f"Each of 204 records of {found.root} is accounted for, exactly once, in each of the epochs 0 to 2"
-    )
-    assert ("12 records after the last full batch" in found.statement) == drop_last
+    assert found.statement.splitlines() == [
+        f"Each of 204 records of {found.root} is accounted for, exactly once, in each of the epochs 0 to 2.",
+        *(f"not delivered in epoch {n}: 12 records after the last full batch." for n in range(3 * drop_last)),
+    ]
 
 
 def test_what_was_left_out_made_or_found_bad_is_named(lmdb_shards: Path, tmp_path: Path) -> None:
@@ -209,7 +209,11 @@ def test_nothing_is_left_of_a_line_that_does_not_fit(lmdb_shards: Path, tmp_path
 
 
 def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path) -> None:
-    for name, options in ("whole", {"world": 2}), ("other", {"seed": 6}), ("some", {"without": [9]}):
+    for name, options in (
+        ("whole", {"world": 2}),
+        ("other", {"seed": 6, "drop_last": True}),
+        ("some", {"without": [9]}),
+    ):
         train(lmdb_shards, tmp_path / name, **options)
     lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
     (tmp_path / "half").write_bytes(lines[0])
@@ -217,25 +221,31 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     (tmp_path / "torn").write_bytes(lines[0] + lines[1][:-9])
     one = RunLog.load(tmp_path / "other").entries[0]
     replace(one, receipt=replace(one.receipt, delivered=Tally(1 << 62))).append_to(tmp_path / "huge")
+    forged = {"delivered": Tally.of(range(12, 204)), "left_out": Tally.of(range(12))}
+    replace(one, receipt=replace(one.receipt, **forged)).append_to(tmp_path / "forged")
     replace(one, place=1 << 63).append_to(tmp_path / "beyond")
+    one.card.save(tmp_path / "card")
     one.append_to(tmp_path / "torn")
     assert (tmp_path / "torn").read_bytes().endswith(b"\n" + one.line())
 
     for names, message in (
         (["half"], "delivered 102 of 204 records.*so 102 or more are missing"),
         (["huge"], "some were delivered more than once"),
+        (["forged"], "epoch 0: the receipts left out different records than the run's options"),
         (["beyond"], "its places are 0, 0 and"),
         (["whole", "other"], "differ in seed, 5 and 6; prove each run by itself"),
         (["whole", "some"], "differ in without, None and 1 record with the digest [0-9a-f]{32};"),
         (["empty"], "is empty"),
+        (["card"], "is neither the log of a run nor a loader's state"),
         (["torn"], "line 2 is not JSON; remove it if"),
     ):
         with pytest.raises(DataError, match=message):
             prove(lmdb_shards, [tmp_path / name for name in names])
     with pytest.raises(DataError, match="the root"):
         prove(hdf5_shards, [tmp_path / "whole"])
-    with pytest.raises(UsageError, match=r"must be a list of paths, such as \['whole'\]"):
-        prove(lmdb_shards, "whole")
+    for logs, message in ("whole", r"list of paths, such as \['whole'\]"), ([], "there is no log"):
+        with pytest.raises(UsageError, match=message):
+            prove(lmdb_shards, logs)
 
 
 def test_chosen_records_too_many_for_a_log_are_given_again(
@@ -324,6 +334,7 @@ def test_a_signed_log_is_proven_with_its_key_alone(lmdb_shards: Path, signed: Pa
 
     found = prove(lmdb_shards, [signed / "signed"], signed_by=signed / "trainer.pub.pem")
 
+    assert prove(lmdb_shards, [signed / "signed"]) == found
     assert found.statement.endswith(f"signed by the key {found.signers[0]}.")
     assert other.fingerprint != key.fingerprint
     with pytest.raises(DataError, match=f"by another key: {found.signers[0]}, not {key.fingerprint}"):
