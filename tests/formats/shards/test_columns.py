@@ -2,6 +2,7 @@
 
 import pickle
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from shardprep.formats import PlanOptions, UsageError, open_dataset, read_manifest
+from shardprep.formats import Manifest, PlanOptions, UsageError, open_dataset, read_manifest
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.record import SPACES, LabelSpace, Record, official_words
 from shardprep.formats.records.schema import BadValue, Field, Schema
@@ -162,6 +163,22 @@ def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Pat
     ((root, records_root),) = roots
     assert other.records_root == records_root
     assert other.content_root not in (root, records_root)
+
+
+def test_columns_that_contradict_their_manifest_are_refused(dataset: Path) -> None:
+    good = read_manifest(dataset)
+    columns, (first, *others) = good.columns, good.column_entries
+    assert columns
+    tables = [replace(first.table, **change) for change in ({"name": "column-x.npy"}, {"records": 1})]
+    wrong = [replace(first, shards=first.shards[1:]), *(replace(first, table=table) for table in tables)]
+    hidden = replace(columns, has_images=False)
+    for lie in (
+        *({"columns": replace(columns, fields=(each, *others))} for each in wrong),
+        *({"columns": hidden, "content_root": hidden.content_root}, {"content_root": good.records_root}),
+        {"tables": (*good.tables, first.table)},
+    ):
+        with pytest.raises(ManifestDamaged, match="contradict"):
+            Manifest.parse(replace(good, **lie).to_bytes())
 
 
 def test_a_value_of_another_record_and_a_cut_table_are_errors(tmp_path: Path) -> None:

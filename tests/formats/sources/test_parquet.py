@@ -69,40 +69,18 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
     (link := tmp_path / "a.parquet").symlink_to(write(tmp_path / "blob", columns, names=["ant"]))
     listing = recognise(link).listing("train")
     assert {field.name: field.kind for field in listing.schema} == {
-        "caption": "text",
-        "count": "int",
-        "score": "float",
-        "raw": "bytes",
-        "ids": "int64[*]",
-        "box": "float32[2]",
-        "tags": "json",
-        "objects": "json",
-        "seg": "image",
-        "crowd": "bool[]",
-        "maybe": "json",
-        "weight": "float",
-        "pairs": "json",
-        "species": "text",
-        "when": "text",
-    }
+        "caption": "text", "count": "int", "score": "float", "raw": "bytes", "ids": "int64[*]",
+        "box": "float32[2]", "tags": "json", "objects": "json", "seg": "image", "crowd": "bool[]",
+        "maybe": "json", "weight": "float", "pairs": "json", "species": "text", "when": "text",
+    }  # fmt: skip
     record = records(listing)["0.jpg"]
     assert [record.pop(name).tolist() for name in ("ids", "box", "crowd")] == [[1, 2, 3], [0.5, 1.0], True]
     assert math.isnan(record.pop("weight"))
     assert record == {
-        "label": -1,
-        "image": IMAGES[0],
-        "caption": "ein Käfer",
-        "count": 7,
-        "score": 0.5,
-        "raw": b"\0\xff",
-        "tags": ["a", None],
-        "objects": {"area": [1.5, None], "name": "x"},
-        "seg": PNG,
-        "maybe": None,
-        "pairs": [["a", 1]],
-        "species": "ant",
-        "when": "2024-05-06 07:08:09",
-    }
+        "label": -1, "image": IMAGES[0], "caption": "ein Käfer", "count": 7, "score": 0.5, "raw": b"\0\xff",
+        "tags": ["a", None], "objects": {"area": [1.5, None], "name": "x"}, "seg": PNG, "maybe": None,
+        "pairs": [["a", 1]], "species": "ant", "when": "2024-05-06 07:08:09",
+    }  # fmt: skip
 
 
 ODD: dict[str, tuple[dict[str, Any], str]] = {
