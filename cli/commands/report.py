@@ -239,7 +239,7 @@ def _gate_lines(result: GateResult) -> Iterator[str]:
 )
 @click.argument("dataset", type=options.FOLDER)
 @click.argument("images", type=options.ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
-@options.flag("--near", "Also find images that were scaled or compressed again; reads all images.")
+@options.flag("--near", "Also find images scaled, compressed again, turned or mirrored; reads all images.")
 @options.file("--hashes", "FILE", "With --near: keep the hashes in this file for the next time.")
 @options.file("--run", "FILE", "The log, card or state of a run: also list when it saw the pictures.")
 @options.count(
@@ -306,7 +306,7 @@ def find(
                 elif not steps:
                     lines.append("      never seen by the run")
         if missing and not near:
-            lines.append("  --near also finds copies that were scaled or compressed again")
+            lines.append("  --near also finds copies scaled, compressed again, turned or mirrored")
         return Output(
             {"dataset": str(place), "found": listed, "not_found": missing}, lines, result=len(found)
         )

@@ -55,7 +55,6 @@ def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
     kind: str, files: list[Path], datasets: dict[str, Path]
 ) -> None:
     asked = [files[3], files[0]]
-
     found = find(datasets[kind], asked, workers=1)
 
     assert [one.key for one in found if one.image == str(files[3])] == [key_of(files[3])]
@@ -67,11 +66,12 @@ def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
 
 
 @pytest.mark.parametrize("kind", ["plain", "crop-ready", "shrunk"])
-def test_near_pictures_are_found_and_no_others(kind: str, datasets: dict[str, Path], tmp_path: Path) -> None:
+def test_near_and_turned_pictures_alone_match(kind: str, datasets: dict[str, Path], tmp_path: Path) -> None:
     asked = []
     for number in (4, 5, 30):  # the last one is in no dataset
         asked.append(tmp_path / f"{number}.jpg")
-        asked[-1].write_bytes(weaker(picture(number), number))
+        turned = np.rot90(picture(number)[:, :: (-1) ** number], number % 4)  # 5 is mirrored, too
+        asked[-1].write_bytes(weaker(np.ascontiguousarray(turned), number))
     asked.append(tmp_path / "flat.png")  # is near to nothing
     asked[-1].write_bytes(encoded(np.full((50, 60, 3), 7, np.uint8), ".png"))
 
