@@ -37,7 +37,7 @@ class ImageMatch:
         key: The record's key.
         label: Its label in the dataset's label space.
         class_name: The name of its class, None without a label.
-        distance: Number of bits in which the perceptual hashes differ, in the best of eight orientations; None
+        distance: Number of bits in which the perceptual hashes differ in the best of eight orientations; None
             if the bytes are equal, or if a conversion made one of the two from the other.
     """
 
