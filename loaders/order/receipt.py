@@ -193,7 +193,7 @@ class Receipt:
         """Return the receipt that ``to_json`` described. Raises DataError or UnknownVersion."""
         try:
             if value["version"] != VERSION:
-                raise UnknownVersion(f"a receipt of version {value['version']!r}, not {VERSION}")
+                raise UnknownVersion(f"has a receipt of version {value['version']!r}, not {VERSION}")
             receipt = cls(**parse_fields(cls, {"omitted": to_json_value(Tally())} | value))
             if max(receipt.skipped, default=0) >= 1 << 63:
                 raise ValueError("its record numbers are too large")
