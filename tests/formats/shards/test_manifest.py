@@ -18,21 +18,13 @@ from shardprep.formats.shards.read import FileEntry
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 SMALL = Manifest(
-    split="val",
-    records=3,
-    image_bytes=300,
-    partial=False,
-    class_sorted=False,
-    skipped=0,
+    split="val", records=3, image_bytes=300, partial=False, class_sorted=False, skipped=0,
     labels=LabelSpace((ImageClass("n01440764", "tench", 449), ImageClass("n01443537"))),
     source={"layout": "official", "archives": []},
-    plan=PlanOptions(order="key").__dict__ | {"sha256": DIGEST},
-    container="lmdb",
-    writer={"page_size": 4096},
-    tables=(FileEntry("index.npy", 200, DIGEST, 3),),
-    shards=(FileEntry("shard-00000.lmdb", 8192, DIGEST, 3),),
-    content_root="blake3:00",
-)
+    plan=PlanOptions(order="key").__dict__ | {"sha256": DIGEST}, container="lmdb",
+    writer={"page_size": 4096}, tables=(FileEntry("index.npy", 200, DIGEST, 3),),
+    shards=(FileEntry("shard-00000.lmdb", 8192, DIGEST, 3),), content_root="blake3:00",
+)  # fmt: skip
 
 
 @given(data=st.data())
@@ -94,6 +86,7 @@ LIES: dict[str, dict[str, Any]] = {
     **{f"the classes {names}": classes(*(TENCH | {"name": name} for name in names)) for names in ("aa", "ba")},
     "a plan without its digest": nested("plan", sha256=...),
     "a source without a layout": nested("source", layout=...),
+    "a dataset of nothing": nested("dataset", records=0, image_bytes=0) | {"shards": []},
     "a file listed twice": {"tables": shard()["shards"]},
     **{f"a shard with {change}": shard(**change) for change in (
         {"size": 1 << 63}, {"sha256": DIGEST[:-1]}, {"sha256": DIGEST.upper()}, {"more": 1},

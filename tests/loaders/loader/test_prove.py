@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from shardprep.formats.errors import DataError, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.errors import DataError, OperationError, ShardprepError, UnknownVersion, UsageError
+from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.loaders import Loader, LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
@@ -64,7 +64,7 @@ def stopped(path: Path, folder: Path, **options: Any) -> Any:
         with loader_on(path, rank=rank, world_size=2, **(RUN | options)) as loader:
             list(islice(loader, 2))
             state = loader.state_dict()
-            (folder / f"state-{rank}.json").write_text(json.dumps(state))
+            (folder / f"state-{rank}.json").write_text(json.dumps(state, indent=1))
     return state
 
 
@@ -93,7 +93,7 @@ def test_what_was_left_out_made_or_found_bad_is_named(lmdb_shards: Path, tmp_pat
         return found.statement, found
 
     for gaps in ("close", "keep"):
-        said, found = statement(gaps, without=[3, 9], gaps=gaps)
+        said, found = statement(gaps, without=[3, 9], gaps=gaps, transform=None)
         assert (found.epochs[0].omitted, len(found.without)) == (2, 2)
         assert f"left out on purpose: 2 records, {found.without[0]}" in said
 
@@ -104,8 +104,8 @@ def test_what_was_left_out_made_or_found_bad_is_named(lmdb_shards: Path, tmp_pat
 
     with loader_on(lmdb_shards) as loader:
         keys = [loader.key(number) for number in (5, 77)]
-    _, found = statement("bad", transform=Tagging(dict.fromkeys(keys, reject)), on_bad_record="skip")
-    assert {*found.epochs[0].bad} == {*keys}
+    said, found = statement("bad", transform=Tagging(dict.fromkeys(keys, reject)), on_bad_record="skip")
+    assert ({*found.epochs[0].bad}, "exactly once, in epoch 0." in said) == ({*keys}, True)
 
     for rank, size in enumerate((8, 9)):
         options = RUN | {"rank": rank, "world_size": 2, "drop_last": False}
@@ -225,6 +225,10 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     replace(one, receipt=replace(one.receipt, **forged)).append_to(tmp_path / "forged")
     replace(one, place=1 << 63).append_to(tmp_path / "beyond")
     one.card.save(tmp_path / "card")
+    values = one.to_json()
+    for name, part in ("more", {"more": 1}), ("later", {"receipt": values["receipt"] | {"version": 2}}):
+        line = values | part | {"sha256": sha256_of(values | part).removeprefix("sha256:")}
+        (tmp_path / name).write_text(json.dumps(line))
     one.append_to(tmp_path / "torn")
     assert (tmp_path / "torn").read_bytes().endswith(b"\n" + one.line())
 
@@ -236,10 +240,12 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
         (["whole", "other"], "differ in seed, 5 and 6; prove each run by itself"),
         (["whole", "some"], "differ in without, None and 1 record with the digest [0-9a-f]{32};"),
         (["empty"], "is empty"),
+        (["more"], "line 1 was changed"),
+        (["later"], "line 1 has a receipt of version 2, not 1"),
         (["card"], "is neither the log of a run nor a loader's state"),
         (["torn"], "line 2 is not JSON; remove it if"),
     ):
-        with pytest.raises(DataError, match=message):
+        with pytest.raises((DataError, UnknownVersion), match=message):
             prove(lmdb_shards, [tmp_path / name for name in names])
     with pytest.raises(DataError, match="the root"):
         prove(hdf5_shards, [tmp_path / "whole"])
@@ -404,6 +410,7 @@ def test_no_key_no_file_of_the_dataset_and_no_signed_log_is_overwritten(
     (log := tmp_path / "log").write_bytes((signed / "signed").read_bytes())
     with pytest.raises(UsageError, match="is signed; save the log under another name"):
         prove(lmdb_shards, [log], save=log)
+    prove(lmdb_shards, [log], save=log, key=signed / "trainer.pem")
     with loader_on(lmdb_shards, **RUN) as loader, pytest.raises(UsageError, match="log to another file"):
         loader.log_epoch(log)
     assert RunLog.load(log).signer

@@ -42,22 +42,11 @@ READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
 def stats_of(**changes: Any) -> LoaderStats:
     """A thousand images of 100 KB in ten seconds, by two workers on two CPUs that decode all the time."""
     whole = LoaderStats(
-        rows=1000,
-        timed=1000,
-        batches=10,
-        elapsed=10.0,
-        starved=9.5,
-        handing=0.1,
-        filling=(10.0, 10.0),
-        waiting=(0.0, 0.0),
-        cpu=(19.0,),
-        queued=(0.5,),
-        stages=DECODING,
-        image_bytes=1e5,
-        crop_ready=1.0,
+        rows=1000, timed=1000, batches=10, elapsed=10.0, starved=9.5, handing=0.1, filling=(10.0, 10.0),
+        waiting=(0.0, 0.0), cpu=(19.0,), queued=(0.5,), stages=DECODING, image_bytes=1e5, crop_ready=1.0,
         **dict.fromkeys(["workers", "cpus"], 2),
         **dict.fromkeys(["warming", "blocked", "copied", "restarts"], 0),
-    )
+    )  # fmt: skip
     return replace(whole, **changes)
 
 
