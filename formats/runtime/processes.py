@@ -48,7 +48,8 @@ NOTHING_STARTS = (
 
 _is_importing_main = False
 
-SIGNALS_OF_PROGRAM = {signal.SIGUSR1, signal.SIGUSR2}  # Slurm's --signal sends them to its children, too
+SIGNALS_OF_PROGRAM = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+"""Signals that Slurm's --signal, or a terminal that closes, sends to its children, too."""
 _this_thread = threading.local()
 
 
@@ -61,7 +62,7 @@ def is_starting_process() -> bool:
 def starting_process() -> Iterator[None]:
     """The context in which to spawn a process, one thread at a time.
 
-    The child does not import the main module, and has SIGINT, SIGUSR1 and SIGUSR2 blocked from its first
+    The child does not import the main module, and has SIGINT and SIGNALS_OF_PROGRAM blocked from its first
     instruction. A daemonic process, such as a Dask worker, may have children, too; they end when it does.
     Raises OperationError if the system allows no further process, or the child ends at once; UsageError in a
     child that is importing the main module.

@@ -75,8 +75,8 @@ def end_by(signal: int, *item: int) -> None:
     os.kill(os.getpid(), signal)
 
 
-NUMBERS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
-kill, crash, stop, notify = (partial(end_by, number) for number in NUMBERS)
+NUMBERS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1, signal.SIGHUP)
+kill, crash, stop, notify, hang_up = (partial(end_by, number) for number in NUMBERS)
 
 
 def leave(*item: int) -> None:

@@ -84,8 +84,8 @@ def test_batches_are_exact_and_in_order_for_any_number_of_workers(
 @pytest.mark.parametrize(
     "end",
     torture_except(
-        [getattr(engine_workers, name) for name in ("kill", "crash", "leave", "stop", "notify")],
-        *(engine_workers.kill, engine_workers.notify),
+        [getattr(engine_workers, name) for name in ("kill", "crash", "leave", "stop", "notify", "hang_up")],
+        *(engine_workers.kill, engine_workers.notify, engine_workers.hang_up),
     ),
 )
 def test_a_worker_that_ends_or_stops_unlike_one_that_gets_sigusr1_is_replaced_and_rows_come_once(
@@ -94,7 +94,7 @@ def test_a_worker_that_ends_or_stops_unlike_one_that_gets_sigusr1_is_replaced_an
     work = Writing({17: Once(tmp_path / "once", end)})
     with Engine(work, layout(10), workers=2, deadline=5 if end is engine_workers.stop else None) as engine:
         check_all(engine, plans_of(100, 10))
-        assert engine.stats().restarts == (end is not engine_workers.notify)
+        assert engine.stats().restarts == (end not in (engine_workers.notify, engine_workers.hang_up))
 
 
 @pytest.mark.slow
