@@ -42,8 +42,8 @@ MAX_WORKERS = 4096  # processes or threads of one call
 _start_lock = threading.Lock()
 
 NOTHING_STARTS = (
-    "the system allows no further process or thread: raise the limit (ulimit -u, or pids.max of the control "
-    "group), or use fewer workers"
+    "the system allows no further process or thread: raise the limit (ulimit -u or -v, or pids.max of the "
+    "control group), or use fewer workers"
 )
 
 _is_importing_main = False
