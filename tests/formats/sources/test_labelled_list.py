@@ -166,12 +166,10 @@ def test_columns_are_taken_on_request_and_splits_are_kept_apart(
     source, root = (tmp_path / name, ["--root", pictures]) if is_list else (pictures, [])
     words = [*root, "--workers", 0, "--quiet"]
     columns = ["--column", "caption:text=Caption", "--column", "id:int"]
-
     done = prep_here("convert", source, tmp_path / "out", *words, *columns, "--json")
     one = prep_here("convert", source, tmp_path / "one", *words, "--split", "val", *columns)
     (tmp_path / "out/train/shard-00000.lmdb").unlink()
     repaired = prep_here("repair", tmp_path / "out/train", "--source", source, *root, "--workers", 0)
-
     if is_list:
         plain = prep_here("convert", source, tmp_path / "plain", *words)
         assert "columns left out: Caption, id, note; take one with --column NAME:KIND" in plain.stderr
@@ -279,10 +277,8 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
         for number, name in enumerate(NAMES)
     ]
     columns = ("age:float=How old", "tags:labels", "box:uint8[2]", "sex:label", "about:json")
-
     options = SourceOptions(columns=columns)
     (done,) = convert(folder_with(tmp_path / "s", rows), tmp_path / "out", workers=0, source_options=options)
-
     assert [done.manifest.schema[name].classes for name in ("tags", "sex")] == [("big", "new"), ("f",)]
     assert done.manifest.source["columns"] == [*columns]
     for number, name in enumerate(NAMES):
@@ -302,14 +298,11 @@ def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(
     typed = [[1, 2.5, 3], [{}, [], None], ["x", 1, 2], [1 << 70, 1, 2], [True, False, True]]
     lines = [{"file_name": f"{n}.png"} | {str(i): cell[n] for i, cell in enumerate(typed)} for n in range(3)]
     other = folder_with(tmp_path / "json", lines, "metadata.jsonl")
-
     planned = [plan_conversion(path, tmp_path / "out", workers=0) for path in (source, other)]
-
     assert [[*one.problems] for one in planned] == [[], []]
     assert planned[0].splits[0].columns == {"a": "float", "b": "float", "c": "text", "d": "text", "e": "int"}
     assert planned[1].splits[0].columns == {"0": "float", "1": "json", "2": "json", "3": "json", "4": "json"}
     assert not (tmp_path / "out").exists()
-
     write_pictures(tmp_path / "missing", ["a/0.png", "b/1.png"])
     write(tmp_path / "missing/metadata.csv", b"file_name,age\na/0.png,1\nb/1.png,2\nloose.png,old\n")
     survey = recognise(tmp_path / "missing").survey("train")
@@ -318,13 +311,20 @@ def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(
     assert survey.problems
 
 
+def test_a_row_with_the_split_of_another_folder_is_an_error_unless_columns_are_chosen(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        folder_with(tmp_path / split, [{"file_name": "0.png", "split": "Train", "age": 1}])
+    with pytest.raises(SourceDamaged, match=r"line 2: 'val/0\.png' is in the folder of val, .*--column"):
+        recognise(tmp_path).listing("train")
+    chosen = SourceOptions(columns=("age:int",))
+    assert recognise(tmp_path, options=chosen).listing("val").schema.names == ("age",)
+
+
 def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_path: Path) -> None:
     labelled = [{"file_name": n, "label": label} for n, label in zip(NAMES, (*"abcab", "", -1), strict=True)]
     folder_with(tmp_path / "source" / "train", labelled)
     folder_with(tmp_path / "source" / "val", [{"file_name": f"c{n}/{n}.png"} for n in range(5)])
-
     train, val = convert(tmp_path / "source", tmp_path / "out", workers=0)
-
     assert [values(train.path)[name]["class"] for name in NAMES] == [*"abcab", None, None]
     assert {each["class"] for each in values(val.path).values()} == {None}
 
