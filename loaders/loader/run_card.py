@@ -285,7 +285,7 @@ def compare_transforms(one: TransformCard | None, other: TransformCard | None) -
     """Return both transforms as text, with their arguments or identities; None if they are equal."""
     if one is None or other is None:
         return None if one is other else (one.title if one else "none", other.title if other else "none")
-    unknown = one.identity is None or other.identity is None
+    unknown = None in (one.identity, other.identity)
     same = (one.name, one.arguments) == (other.name, other.arguments)
     return None if same and (unknown or one.identity == other.identity) else (one.title, other.title)
 
