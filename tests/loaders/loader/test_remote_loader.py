@@ -378,6 +378,15 @@ def test_a_dataset_and_a_flow_read_what_was_published(
     assert all(hash_file(copy) == f"sha256:{copy.name}" for copy in copies_of(cache, name))
 
 
+def test_for_columns_alone_no_images_are_downloaded(tmp_path: Path) -> None:
+    write_columns(tmp_path / "columns")
+    options = {"transform": None, "columns": ["caption"], "batch_size": 4}
+    with loader_on((tmp_path / "columns").as_uri(), cache=tmp_path / "c", **options) as loader:
+        list(loader)
+    for name, is_there in ("shard", False), ("column-caption", True), ("column-sound-", False):
+        assert {copy.exists() for copy in copies_of(tmp_path / "c", name)} == {is_there}
+
+
 def test_a_bad_sector_below_a_copy_is_a_copy_that_the_disk_did_not_keep(
     lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
