@@ -55,6 +55,14 @@ def pax(records: bytes) -> bytes:
     return header("pax", len(records), b"x") + padded(records)
 
 
+def header_with(data: bytes, at: int, style: int = tarfile.USTAR_FORMAT) -> bytes:
+    block = bytearray(tarfile.TarInfo("a").tobuf(style))
+    block[at : at + len(data)] = data
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
 names = st.lists(st.text("abcé日.-_ ", min_size=1, max_size=90), min_size=1, max_size=3).map("/".join)
 
 
@@ -80,6 +88,7 @@ UNDERSTOOD = {
         Member("é", 3 * BLOCK, 3),
     ),
     "a global comment of pax": (header("g", 13, b"g") + padded(record("comment=a")) + header("a") + END, Member("a", 3 * BLOCK, 0)),
+    "GNU's time in place of a prefix": (header_with(b"14670000000\0", 345, tarfile.GNU_FORMAT) + END, Member("a", BLOCK, 0)),
     "a prefix of ustar": (tar_of({LONG: b""}, style=tarfile.USTAR_FORMAT), Member(LONG, BLOCK, 0)),
 }  # fmt: skip
 
@@ -114,14 +123,6 @@ def test_an_archive_cut_off_anywhere_is_an_error_or_has_lost_only_padding() -> N
             assert listed(tar[:end]) == listed(tar)
     with pytest.raises(SourceDamaged, match="truncated"):  # since it was opened
         list(walk_tar(lambda length, offset: tar[offset : 3 * BLOCK][:length], archive="x.tar", end=len(tar)))
-
-
-def without_magic() -> bytes:
-    block = bytearray(tarfile.TarInfo("a").tobuf(tarfile.USTAR_FORMAT))
-    block[257:265] = bytes(8)
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
 
 
 def gnu_sparse() -> bytes:
@@ -164,7 +165,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (LONG_NAME + LONG_NAME + header("b") + END, "or two"),
     (header("L", HUGE, b"L") + padded(b"a" * HUGE) + header("b") + END, "extended header"),
     (header("a") + header("./a") + END, r"member './a': its name occurs twice"),
-    (without_magic() + END, "magic"),
+    (header_with(bytes(8), 257) + END, "magic"),
     (header("a") + header("d/", BLOCK, b"5") + header("b") + END, "member 'd/': it is a folder with data"),
 ]  # fmt: skip
 

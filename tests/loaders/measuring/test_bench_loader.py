@@ -55,25 +55,12 @@ def speed_of(stages: dict[str, float], *, cached: float | None = 1.0) -> LoaderS
     busy = {"cpu": (9.5, 9.5), "queued": (0.0, 0.0), "starved": 9.8}
     stats = stats_of(batches=100, stages=stages, crop_ready=0, **busy)
     return LoaderSpeed(
-        images=1000,
-        batches=100,
-        batch_size=10,
-        seconds=10.0,
-        first_batch=0.5,
-        images_per_second=100.0,
-        bytes_per_second=1e7,
-        gap_p50=0.1,
-        gap_p99=0.2,
-        decoder=None,
-        stages={name: seconds / 1000 for name, seconds in stages.items()},
-        starved=0.98,
-        cpu=0.02,
-        main_cpu=0.0001,
-        memory=MemoryUse(0, None, None, None),
-        page_cache=CacheShares(cached, cached),
-        stats=stats,
-        **dict.fromkeys(["idle", "blocked", "skipped", "restarts"], 0),
-    )
+        images=1000, batches=100, batch_size=10, seconds=10.0, first_batch=0.5, images_per_second=100.0,
+        bytes_per_second=1e7, gap_p50=0.1, gap_p99=0.2, decoder=None,
+        stages={name: seconds / 1000 for name, seconds in stages.items()}, starved=0.98, cpu=0.02,
+        main_cpu=0.0001, memory=MemoryUse(0, None, None, None), page_cache=CacheShares(cached, cached),
+        stats=stats, **dict.fromkeys(["idle", "blocked", "skipped", "restarts"], 0),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
