@@ -495,8 +495,4 @@ class MetadataFolder(TableSource):
         split = splits.get(folder) if split_column is None else split_from_cell(row.cells[split_column])
         if split is None or not path:
             raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
-        said = (split_from_cell(row.cells[name]) for name in row.cells if name.lower() == SPLIT_COLUMN)
-        if folder and next(said, None) not in (None, split) and not self.source_options.column_choices:
-            but = f"is in the folder of {split}, but its column {SPLIT_COLUMN} names another split"
-            raise ValueError(f"{place[:200]!r} {but}; move it, or choose the columns to take with --column")
         return split, place, path

@@ -311,15 +311,6 @@ def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(
     assert survey.problems
 
 
-def test_a_row_with_the_split_of_another_folder_is_an_error_unless_columns_are_chosen(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        folder_with(tmp_path / split, [{"file_name": "0.png", "split": "Train", "age": 1}])
-    with pytest.raises(SourceDamaged, match=r"line 2: 'val/0\.png' is in the folder of val, .*--column"):
-        recognise(tmp_path).listing("train")
-    chosen = SourceOptions(columns=("age:int",))
-    assert recognise(tmp_path, options=chosen).listing("val").schema.names == ("age",)
-
-
 def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_path: Path) -> None:
     labelled = [{"file_name": n, "label": label} for n, label in zip(NAMES, (*"abcab", "", -1), strict=True)]
     folder_with(tmp_path / "source" / "train", labelled)
