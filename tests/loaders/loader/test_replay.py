@@ -86,6 +86,7 @@ def test_bad_records_are_told_with_their_reasons(shuffle: Any, lmdb_shards: Path
         replays = [loader.replay(0, step) for step in range(len(delivered))]
         told = {record.key: record.skipped for each in replays for record in each.skipped}
         assert told == loader.skipped == dict.fromkeys(bad, "does not decode")
+        assert not any(record.shown for each in replays for record in each)
     with loader_on(lmdb_shards, **options) as loader, pytest.raises(BadImage):
         loader.replay(0, next(each.step for each in replays if each.skipped))
 

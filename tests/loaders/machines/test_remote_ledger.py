@@ -223,4 +223,5 @@ def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_fa
     shares.record_failure(A, StepRef(0, 0, 0, 3), "boom")
 
     assert granted == [[32], [], [34], []]
+    assert "boom" in str(shares.failure)
     assert not [*shares.grant(0), *shares.open]  # B waits for the next pass
