@@ -31,6 +31,7 @@ def main() -> NoReturn:
         # start-up time: signals are handled before these imports
         from shardprep.cli.app import flush, report_error, run
         from shardprep.cli.console.output import Interrupted, is_json_requested
+        from shardprep.formats.errors import OperationError
     except ImportError as error:
         sys.stderr.write(f"prep: cannot be loaded: {error}\n")
         sys.exit(3)
@@ -45,6 +46,10 @@ def main() -> NoReturn:
         _set_signal_handlers(_exit_at_once)  # within the try: a signal just after it would be a traceback
     except Interrupted as interrupted:
         code = flush(report_error(interrupted, as_json=is_json_requested(sys.argv[1:])))
+    except BaseException as error:  # Python would exit with 1, which says that data is damaged
+        sys.excepthook(*sys.exc_info())
+        reason = f"an unexpected error, see the traceback: {type(error).__name__}: {error}"
+        code = flush(report_error(OperationError(reason), as_json=is_json_requested(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
         gc.collect()  # an error's frames may keep temporary files
         # a thread of obstore that calls Python during finalization would abort the process; Ray's may hang

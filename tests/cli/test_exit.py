@@ -1,5 +1,6 @@
 """The exit of ``prep`` with closed streams, gone readers, limits, and an early Ctrl-C."""
 
+import json
 import os
 import re
 import shutil
@@ -73,6 +74,15 @@ def test_a_process_that_cannot_be_started_is_reported(
     done = prep_here("convert", archives, tmp_path / "out", "--workers", "1", "--quiet")
 
     assert (done.returncode, done.stderr) == (3, f"prep: {told}\n")
+
+
+def test_an_unexpected_error_is_3_with_its_traceback_and_json() -> None:
+    code = "import shardprep.cli.app as app, shardprep.cli.main as main; app.run = lambda words: 1 / 0; main.main()"
+    command = [sys.executable, "-c", code, "inspect", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, json.loads(done.stdout)["error"]["exit_code"]) == (3, 3)
+    assert "Traceback" in done.stderr
+    assert "prep: an unexpected error, see the traceback: ZeroDivisionError: " in done.stderr
 
 
 STREAMS = """
