@@ -51,6 +51,9 @@ def test_claims_that_are_not_those_of_the_rows_are_found(opened: tuple[Manifest,
     twice = index.copy()
     twice["key"][[2, 7]] = twice["key"][4]
     assert "two records have the same key" in broken(manifest, twice)
+    assert "1 of its images are crop-ready, but 0 of" in broken(replace(manifest, crop_ready=1), index)
+    for own in ({"class_sorted": True, "skipped": 1}, {"plan": manifest.plan | {"order": "source"}}):
+        assert broken(replace(manifest, **own), index) == ""
     assert "its class_sorted is True" in broken(replace(manifest, class_sorted=True), index)
     assert "its class_sorted is False" in broken(manifest, index[np.argsort(index["label"], kind="stable")])
 

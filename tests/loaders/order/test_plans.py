@@ -137,7 +137,8 @@ def test_a_receipt_of_nothing_blesses_nothing_and_no_receipts_do_not_merge():
     [
         *({"epoch": epoch} for epoch in ("3", -1)),
         *({"skipped": numbers} for numbers in (3, [-1], [1 << 63])),
-        *({"delivered": tally} for tally in ({}, *({"count": 1, "digest": n} for n in ("12", "x" * 32, 12)))),
+        {"delivered": {}},
+        *({"delivered": {"count": 1, "digest": digest}} for digest in ("12", "1" * 33, "x" * 32, 12)),
     ],
 )
 def test_what_is_no_receipt_is_refused(damage):
