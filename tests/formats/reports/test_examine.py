@@ -93,6 +93,7 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
     assert {keys[n] for n in left_out["suspects"]} == suspects
     assert len(left_out["equal bytes"]) == 30
     assert (saved["records"], saved["partial"], left_out["tiny"]) == (72, [], [])
+    assert found.to_json()["index"]["class_sizes"]["edges"][-1] == 70  # of ant, class 0
 
 
 def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, found: Examination) -> None:
