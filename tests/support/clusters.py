@@ -57,6 +57,7 @@ class DaskCluster:
         port = free_port()
         self.address = f"tcp://127.0.0.1:{port}"
         self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port)
+        until(lambda: answers(port))
         self._started = [self.scheduler]
         self.workers = [self._worker(), self._worker()]
 
