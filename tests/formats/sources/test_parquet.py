@@ -5,12 +5,12 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
-from shardprep.formats import BadImage, PlanOptions, SourceDamaged, UsageError, convert, open_dataset
+from shardprep.formats import BadImage, PlanOptions, SourceDamaged, UsageError, convert, open_dataset, repair
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources import parquet
@@ -29,11 +29,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write(path: Path, columns: dict[str, Any], *, names: list[str] | None = None) -> Path:
     """Write a file as Hugging Face has it; columns are values, or values and their type."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        name: pa.array(*values) if isinstance(values, tuple) else pa.array(values)
-        for name, values in columns.items()
-    }
-    table = pa.table(arrays)
+    table = pa.table({name: pa.array(*(v if isinstance(v, tuple) else [v])) for name, v in columns.items()})
     if names is not None:
         features = {"label": {"names": names, "_type": "ClassLabel"}}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
@@ -105,10 +101,15 @@ def test_a_null_image_is_a_bad_one_that_may_be_left_out(tmp_path: Path) -> None:
     assert converted(path, tmp_path / "out", on_bad_image="skip").records == 1
 
 
-def test_a_column_with_the_keys_is_left_out_unless_they_are_repeated(tmp_path: Path) -> None:
-    for count, names in ((1, ()), (2, ("key_",))):
+def test_a_column_of_keys_is_left_out_unless_they_repeat_or_a_dataset_has_it_already(tmp_path: Path) -> None:
+    for count, names in ((2, ("key_",)), (1, ())):
         path = write(tmp_path / "a.parquet", {"image": images(*[0] * count), "key": ["0.jpg"] * count})
         assert recognise(path).listing("train").schema.names == names
+    with patch.object(parquet.RowContents, "_repeats_keys", False):
+        before = converted(path, tmp_path / "out")
+    assert converted(path, tmp_path / "out") == before
+    (tmp_path / "out/column-key_.npy").unlink()
+    assert repair(tmp_path / "out", path, workers=0).exit_code == 0
 
 
 def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
@@ -176,8 +177,7 @@ def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "MAX_KEPT_BYTES", 0)
-    in_files = [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]
-    for number, keys in enumerate(in_files):
+    for number, keys in enumerate(in_files := [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]):
         write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*keys), "key": keys})
     progress = Mock(wraps=NoProgress())
     for order in ("source", "shuffled"):
