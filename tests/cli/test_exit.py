@@ -136,7 +136,8 @@ def test_an_interruption_while_still_importing_is_quiet(tmp_path: Path, number: 
     slow = f"import pathlib, time\npathlib.Path({str(tmp_path / 'begun')!r}).touch()\ntime.sleep(60)\n"
     (tmp_path / "numpy.py").write_text(slow)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen([*PREP, "demo"], stderr=subprocess.PIPE, text=True, env=environment) as process:
+    command = ["env", f"--default-signal={number.name[3:]}", *PREP, "demo"]  # nohup ignores SIGHUP
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while not (tmp_path / "begun").exists() and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
