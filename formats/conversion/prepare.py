@@ -21,7 +21,6 @@ import numpy as np
 from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, deal_shards, make_plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, ShardprepError, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
-from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import (
     LOCAL_FUSE,
     NETWORK_FILESYSTEMS,
@@ -51,7 +50,6 @@ from shardprep.formats.shards.manifest import (
 )
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.parquet import RowReader
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
 from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
@@ -223,9 +221,8 @@ class PreparedSplit:
         """
         policy = self.plan.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         what, plan = "items" if self.listing.layout == LAYOUT else "images", self.plan
-        listing = listing_for(manifest, self.listing)
-        if manifest.version != FORMAT_VERSION or listing is not self.listing:
-            plan = make_plan(listing, plan.options, version=manifest.version)
+        if manifest.version != FORMAT_VERSION:
+            plan = make_plan(self.listing, plan.options, version=manifest.version)
         before = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = plan.options.to_json() | {"on_bad_image": policy, what: plan.digests.get(policy)}
         if what == "images" and before[what] != now[what]:
@@ -428,15 +425,6 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         named = ", ".join(names[:MAX_NAMED])
         progress.note(f"classes of val without an image in train: {named}{more}")
-
-
-def listing_for(manifest: Manifest, listing: Listing) -> Listing:
-    """Return the listing, with Parquet's column of keys if the dataset has it: earlier releases kept it."""
-    reader, kept = listing.reader, {*manifest.schema.names} - {*manifest.joined, *listing.schema.names}
-    if not isinstance(reader, RowReader) or "key_" not in kept & reader.layout.name_of.keys():
-        return listing
-    schema = Schema(field for field in manifest.schema if field.name in (*listing.schema.names, "key_"))
-    return replace(listing, schema=schema, reader=replace(reader, schema=schema))
 
 
 def neighbour_notes(output: Path, manifest: Manifest, columns: Iterable[str]) -> Iterator[str]:

@@ -33,7 +33,6 @@ from shardprep.formats.sources.record_files import (
     find_split_files,
     guess_image,
     guess_label,
-    key_of,
     name_source_in_errors,
     resolve_name,
 )
@@ -355,15 +354,12 @@ def _memory_size(columns: Columns) -> int:
 class RowContents(RecordContents):
     READER = RowReader
     _bytes = _encoded_bytes = 0
-    _repeats_keys = True  # whether a column "key" has just the keys, as in an export
 
     def columns(self) -> tuple[Schema, bool]:
         layout = self.layout
         if self._bytes <= MAX_KEPT_BYTES:
             self.random_read_bytes = 0
-        left_out = "key" if self._repeats_keys and not self.has_numbered_keys else None
-        fields = (field for name, field in layout.fields.items() if name != left_out) if layout else ()
-        return Schema(fields), bool(layout and layout.image)
+        return (Schema(layout.fields.values()), bool(layout.image)) if layout else (Schema(), False)
 
     def read(self, file: ArchiveFile) -> None:
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
@@ -380,7 +376,6 @@ class RowContents(RecordContents):
 
         layout, rows = self.layout, len(next(iter(columns.values()), ()))
         labels = columns[layout.label].to_pylist() if layout.label else repeat(None, rows)
-        given = columns["key"].to_pylist() if "key" in layout.fields else repeat(None, rows)
         paths: Iterable[str | None] = repeat(None, rows)
         sizes, have_bytes = np.zeros(rows, np.int64), [True] * rows
         if layout.image:
@@ -400,15 +395,14 @@ class RowContents(RecordContents):
         self.random_read_bytes += rows * in_memory
         is_shared = self._bytes > max(_SMALL, _MAX_SHARED * self._encoded_bytes)  # values are repeated
         lengths = sizes + max(0, (in_memory if is_shared else encoded) - in_images) // max(1, rows)
-        values = zip(labels, have_bytes, paths, lengths.tolist(), given, strict=True)
-        for row, (label, has_bytes, image, length, named) in enumerate(values, first):
+        values = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
+        for row, (label, has_bytes, image, length) in enumerate(values, first):
             place = f"{path}, row {row}"
             with self.problems.collect("row"), errors_as_damage(place, "write the file again"):
                 if not has_bytes and image:
                     raise no_bytes_error(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
-                self._repeats_keys &= named == key_of(key).decode()
                 if layout.classes and isinstance(label, int) and label >= len(layout.classes):
                     raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
                 self.append(key, self.label_of(label), length=length, offset=row)

@@ -411,7 +411,6 @@ class RecordContents(ABC):
     entries: Entries
     schema = Schema()
     has_images = True
-    has_numbered_keys = False
     expected: int | None = None
     shortfall = ""
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
@@ -446,9 +445,9 @@ class RecordContents(ABC):
                 self.read(file)
                 done += file.end
                 progress.at(0, done)
-        self.entries = self._finish_entries()
         with name_source_in_errors(self.top):
             self.schema, self.has_images = self.columns()
+        self.entries = self._finish_entries()
         return self
 
     def append(self, name: str, label: int, *, length: int, offset: int) -> bool:
@@ -486,7 +485,6 @@ class RecordContents(ABC):
             keys = np.char.add(np.char.add(paths, b"/"), np.char.zfill(numbers.astype("S"), 8))
             entries = entries.astype(entry_dtype(keys.dtype.itemsize, paths.dtype.itemsize))
             entries["key"] = keys
-            self.has_numbered_keys = True
             return entries
         for entry in entries[entries["key"] == b""]:
             no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"

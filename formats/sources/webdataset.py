@@ -63,8 +63,9 @@ def recognise_webdataset(
 ) -> WebDataset | None:
     """Return the source of a shard or a folder of them, else None. Raises UsageError, OSError.
 
-    The first sample must have two or more parts, one with an extension in ``single``, or be damaged: a tar of
-    images alone may be anything, such as class folders. Archives of ILSVRC12 and its classes are not shards.
+    The first sample must have two or more parts, one with an extension in ``single``, or be damaged, unless
+    ``options`` name the image's: a tar of images alone may be anything, such as class folders. Archives of
+    ILSVRC12 and its classes are not shards.
     """
     files = find_split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
     if files is None:
@@ -75,7 +76,7 @@ def recognise_webdataset(
                 sample = next(read_samples(archive), None)
                 if sample is not None:
                     last = {part.rpartition(".")[2] for part in sample.parts}
-                    if len(sample.parts) < 2 and last.isdisjoint(single):
+                    if len(sample.parts) < 2 and last.isdisjoint(single) and options.image_column is None:
                         return None
                     return WebDataset(files, options, _detect_layout(sample, archive, options))
         except SourceDamaged:

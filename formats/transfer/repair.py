@@ -16,7 +16,7 @@ from pathlib import Path
 from shardprep.formats.conversion.convert import lock_finished
 from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, make_plan, writer_versions
-from shardprep.formats.conversion.prepare import check_room, listing_for
+from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import build_index, build_tables, shard_jobs, write_column_tables
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import publish, user_path
@@ -163,7 +163,7 @@ def _rebuild(
     split, offsets = manifest.split, manifest.offsets
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
     recognised = recognise(source, split=split, options=options, seed=seed, progress=runner.progress)
-    listing = listing_for(manifest, recognised.listing(split))
+    listing = recognised.listing(split)
     plan = _repeat_plan(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)
     wanted = [table for table in tables_of(manifest) if table.name in damaged]

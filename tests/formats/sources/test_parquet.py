@@ -5,12 +5,12 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from shardprep.formats import BadImage, PlanOptions, SourceDamaged, UsageError, convert, open_dataset, repair
+from shardprep.formats import BadImage, PlanOptions, SourceDamaged, UsageError, convert, open_dataset
 from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources import parquet
@@ -101,17 +101,6 @@ def test_a_null_image_is_a_bad_one_that_may_be_left_out(tmp_path: Path) -> None:
     assert converted(path, tmp_path / "out", on_bad_image="skip").records == 1
 
 
-def test_a_column_of_keys_is_left_out_unless_they_repeat_or_a_dataset_has_it_already(tmp_path: Path) -> None:
-    for count, names in ((2, ("key_",)), (1, ())):
-        path = write(tmp_path / "a.parquet", {"image": images(*[0] * count), "key": ["0.jpg"] * count})
-        assert recognise(path).listing("train").schema.names == names
-    with patch.object(parquet.RowContents, "_repeats_keys", False):
-        before = converted(path, tmp_path / "out")
-    assert converted(path, tmp_path / "out") == before
-    (tmp_path / "out/column-key_.npy").unlink()
-    assert repair(tmp_path / "out", path, workers=0).exit_code == 0
-
-
 def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
     for name, odd in {
         "big": ([1, 1 << 63], pa.uint64()),
@@ -177,8 +166,8 @@ def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "MAX_KEPT_BYTES", 0)
-    for number, keys in enumerate(in_files := [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]):
-        write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*keys), "key": keys})
+    for number, numbers in enumerate(in_files := [[5, 3, 9, 11, 1], [7, 0, 8, 2, 4, 6, 10]]):
+        write(tmp_path / f"in/train-0000{number}-of-00002.parquet", {"image": images(*numbers)})
     progress = Mock(wraps=NoProgress())
     for order in ("source", "shuffled"):
         assert not progress.note.call_args_list[1:]
@@ -186,5 +175,4 @@ def test_shuffling_large_row_groups_is_said_and_the_order_of_the_source_reads_th
         convert(tmp_path / "in", tmp_path / order, plan_options=plan_options, workers=0, progress=progress)
     assert "train: shuffling" in progress.note.call_args[0][0]
     with open_dataset(tmp_path / "source/train") as dataset:
-        stored = [(record.key, record["key_"]) for record in dataset]
-        assert stored == [(f"{n}.jpg", n) for keys in in_files for n in keys]
+        assert [record.key for record in dataset] == [f"{n}.jpg" for numbers in in_files for n in numbers]

@@ -127,12 +127,16 @@ def test_a_shard_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["caption.txt", "jpg", "tar"])
-def test_samples_of_one_part_are_read_if_it_is_text(part: str, tmp_path: Path) -> None:
+def test_samples_of_one_part_are_read_if_it_is_text_or_the_image_that_is_named(part: str, tmp_path: Path) -> None:
     members = [(".DS_Store", b""), ("._1", b""), (f"1.{part}", b"a"), ("._2", b""), (f"2.{part}", b"b")]
     (shard := tmp_path / "0.tar").write_bytes(tar_of(members))  # macOS adds those that begin with a dot
     for path in (shard, tmp_path):
         with nullcontext() if part == "caption.txt" else pytest.raises(UsageError, match="is not a"):
             assert [row[part] for row in records(recognise(path).listing("train")).values()] == ["a", "b"]
+    if part == "jpg":
+        shard.write_bytes(tar_of([(f"{n}.jpg", IMAGES[n]) for n in range(2)]))
+        listing = recognise(shard, options=SourceOptions(image_column="jpg")).listing("train")
+        assert [row["image"] for row in records(listing).values()] == list(IMAGES[:2])
 
 
 @pytest.mark.parametrize("second", ["a.tar", "b.tar"])
