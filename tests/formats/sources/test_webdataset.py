@@ -127,7 +127,7 @@ def test_a_shard_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["caption.txt", "jpg", "tar"])
-def test_samples_of_one_part_are_read_if_it_is_text_or_the_image_that_is_named(part: str, tmp_path: Path) -> None:
+def test_samples_of_one_part_are_read_if_it_is_text_or_the_named_image(part: str, tmp_path: Path) -> None:
     members = [(".DS_Store", b""), ("._1", b""), (f"1.{part}", b"a"), ("._2", b""), (f"2.{part}", b"b")]
     (shard := tmp_path / "0.tar").write_bytes(tar_of(members))  # macOS adds those that begin with a dot
     for path in (shard, tmp_path):
