@@ -173,7 +173,7 @@ class DatasetFiles:
         except FileNotFoundError:
             return MISSING
         if not stat.S_ISREG(status.st_mode):
-            return "is a link, or no file; replace it with the file itself"
+            return "is a link, or not a regular file; replace it with the file itself"
         return wrong_size(entry, status.st_size)
 
     def provide(self, entry: FileEntry) -> AbstractContextManager[Path]:
