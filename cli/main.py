@@ -47,6 +47,7 @@ def main() -> NoReturn:
     except Interrupted as interrupted:
         code = flush(report_error(interrupted, as_json=is_json_requested(sys.argv[1:])))
     except BaseException as error:  # Python would exit with 1, which says that data is damaged
+        _set_signal_handlers(_exit_at_once)
         sys.excepthook(*sys.exc_info())
         reason = f"an unexpected error, see the traceback: {type(error).__name__}: {error}"
         code = flush(report_error(OperationError(reason), as_json=is_json_requested(sys.argv[1:])))
