@@ -118,6 +118,7 @@ def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
         instances = coco_instances(NAMES)
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
         write(tmp_path / "s" / split / "_annotations.coco.json", f"\ufeff{json.dumps(instances)}".encode())
+    write(tmp_path / "s/test/metadata.csv", b"another,table\n1,2\n")
     done = convert(tmp_path / "s", tmp_path / "out", workers=0)
     (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
     (named,) = convert(
