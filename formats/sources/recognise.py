@@ -266,8 +266,9 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
         paired = recognise_pairs(*arguments) if options.pairs else None
         used = [place for source in (coco, paired) if source for place in source.folders]
         for folder in (each for place in used for each in (place, place.parent) if path in each.parents):
-            with suppress(UsageError):  # a table of something else
-                metadata = metadata or recognise_metadata(folder, split, options)
+            with suppress(UsageError):  # of a table of something else
+                if (table := recognise_metadata(folder, split, options)) and table.splits:
+                    metadata = table
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
         if source := _single_source((coco, paired, metadata), several, path):
             return source

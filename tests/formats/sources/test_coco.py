@@ -46,6 +46,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     assert done.manifest.source["coco"] == "../mine.json"
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
     (folder / "train2014" / NAMES[4]).unlink()
+    write(folder / "train2014/metadata.csv", b"another,table\n1,2\n")
     (some,) = convert(folder, tmp_path / "some", workers=0, options=ConvertOptions(allow_partial=True))
     with open_dataset(some.path) as opened:
         assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
@@ -118,7 +119,6 @@ def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
         instances = coco_instances(NAMES)
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
         write(tmp_path / "s" / split / "_annotations.coco.json", f"\ufeff{json.dumps(instances)}".encode())
-    write(tmp_path / "s/test/metadata.csv", b"another,table\n1,2\n")
     done = convert(tmp_path / "s", tmp_path / "out", workers=0)
     (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
     (named,) = convert(
