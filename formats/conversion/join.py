@@ -92,7 +92,7 @@ class Origin:
 class JoinedColumn:
     """A column to join: for each record the ``places`` and ``lengths`` of its value, in bytes or records.
 
-    ``custody`` describes the origin in the manifest.
+    ``custody`` describes the origin in the manifest. ``surplus`` values there belong to no record.
     """
 
     field: Field
@@ -100,6 +100,7 @@ class JoinedColumn:
     places: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     custody: Mapping[str, Any]
+    surplus: int = 0
 
 
 @dataclass
@@ -172,7 +173,8 @@ class Joined:
         manifest: Its manifest, now with the columns.
         added: Names of the new columns.
         rebuilt: Names of damaged files of columns joined before, which now have their old bytes again.
-        notes: Sentences on new columns whose classes have other numbers in a split beside the dataset.
+        notes: Sentences on values of new columns that belong to no record, and on new columns whose classes
+            have other numbers in a split beside the dataset.
     """
 
     path: Path
@@ -203,7 +205,7 @@ def join(
             stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column of keys or paths (``key``,
             ``file_name``, ``path``, …) and a column NAME, or another as "FILE#COLUMN". Datasets and tables
             have one partner per record, matched by key, or by key or file name without extension if these
-            are unique.
+            are unique; they may have more, such as those of other splits.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         progress: Receives the progress; None shows a bar in a notebook.
 
@@ -212,7 +214,7 @@ def join(
 
     Raises:
         UsageError: A column exists with different values, or an argument is invalid.
-        SourceIncomplete: A record has no partner, or a partner has no record; the error names one.
+        SourceIncomplete: A record has no partner, or an array has another number of rows.
         DataError: The dataset or the values are damaged.
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
@@ -258,7 +260,13 @@ def join(
                 publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
     rebuilt, names = (file.name for file in damaged), tuple(column.field.name for column in added)
-    return Joined(path, manifest, names, tuple(rebuilt), tuple(neighbour_notes(path, manifest, names)))
+    surplus = (
+        f"left out {count_of(column.surplus, 'value')} of {column.origin.path}: no record here has such a key"
+        for column in added
+        if column.surplus
+    )
+    notes = *surplus, *neighbour_notes(path, manifest, names)
+    return Joined(path, manifest, names, tuple(rebuilt), notes)
 
 
 def _new_columns(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
@@ -426,14 +434,13 @@ def match_keys(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     """Return the position of each record's partner, int64. ``path`` is the partners', for messages.
 
     Matches by key, by key without extension, or by file name without extension, whichever first gives each
-    record one partner and each partner one record. Raises SourceIncomplete, which names a record without a
-    partner, or a partner without a record.
+    record one partner. Raises SourceIncomplete, which names a record without a partner.
     """
     closest, most = (keys, partners), -1
     for mine, others in zip(_key_forms(keys), _key_forms(partners), strict=True):
         if not repeated_keys(mine) and not repeated_keys(others):
             _, own, partner = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
-            if len(own) == len(mine) == len(others):
+            if len(own) == len(mine):
                 places = np.empty(len(mine), np.int64)
                 places[own] = partner
                 return places
@@ -447,9 +454,6 @@ def _mismatch_error(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: 
         message = "occurs twice, but a record has one partner; remove one"
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
     missing, surplus = keys[~np.isin(mine, others)], partners[~np.isin(others, mine)]
-    if not len(missing):
-        message = f"no record of the dataset has this key (one of {len(surplus)}); leave out other splits"
-        return SourceIncomplete(message, path=path, key=surplus[0].decode())
     message = f"this record of the dataset has no partner here (one of {len(missing)})"
     if len(surplus):
         message += f"; {surplus[0].decode()} here belongs to no record (one of {len(surplus)})"
@@ -479,7 +483,7 @@ def dataset_column(folder: Path, column: str, choice: ColumnChoice, keys: Keys, 
     custody = {"name": choice.name, "root": manifest.root} | ({"column": column} if column else {})
     origin = Origin(folder, "record", partial(_open_dataset, folder.resolve(), manifest.root, column))
     field = Field(choice.name, source.kind, source.classes)
-    return JoinedColumn(field, origin, places, lengths[places], custody)
+    return JoinedColumn(field, origin, places, lengths[places], custody, len(rows) - len(keys))
 
 
 @contextmanager
@@ -524,7 +528,8 @@ def table_column(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> J
     origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encode))
     custody = {"name": choice.name, "sha256": hash_file(path)}
     custody |= {"column": header} if header != choice.name else {}
-    return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody)
+    surplus = len(rows) - len(keys)
+    return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody, surplus)
 
 
 def _parse_key(cell: object) -> bytes:

@@ -438,7 +438,8 @@ def neighbour_notes(output: Path, manifest: Manifest, columns: Iterable[str]) ->
             for column in columns:
                 here, there = (_class_numbers(each, column) for each in (manifest, beside))
                 if name := next((name for name in here if there.get(name, here[name]) != here[name]), None):
-                    of, instead = (f" in the column {column}", "take it as text, or ") if column else ("", "")
+                    of = f" in the column {column}" if column else ""
+                    instead = "take it as text, join both from one table, or " if column else ""
                     yield (
                         f"{name}{of} is class {here[name]} here and {there[name]} in {split} beside it; "
                         f"{instead}convert both at once, such as from a list with the column split"
