@@ -323,6 +323,7 @@ class Reception:
         self.socket.send(welcome, peer=message.peer)
         self.ledger.add_peer(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
         self.senders[message.peer] = Sender(hello, message.user)
+        log.info("%s: sender %s is connected", self.socket.endpoint, hello.name)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         if (hello.terms == wire.UNSHARED) == self.ledger.shares_steps:
@@ -389,9 +390,11 @@ class Reception:
 
     def _check_senders(self) -> None:
         """Forget disconnected senders and expire leases."""
-        for address in list(self.senders):
+        for address, sender in list(self.senders.items()):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)
+                rest = count_of(len(self.senders), "sender")
+                log.warning("%s: sender %s was lost; %s left", self.socket.endpoint, sender.hello.name, rest)
         self.ledger.expire(self._waited)
         self._grant()
         if absence := self.ledger.waits_for:

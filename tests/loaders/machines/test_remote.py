@@ -185,7 +185,9 @@ def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
 @pytest.mark.parametrize(
     "name", torture_except(["slow_numbers", "slow_odd_ones", "slowly_in_parts"], "slow_odd_ones")
 )
-def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
+def test_killed_senders_lose_no_batch_and_are_logged(
+    name: str, lmdb_shards: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (expected,) = locally(name, lmdb_shards)
     with RemoteSource(ANY_PORT) as source, programs(3, name, lmdb_shards, source.endpoint) as senders:
         for process in senders:
@@ -202,6 +204,8 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
             source.receipt().check(len(expected))
         assert source.stats().rejected == 0
         assert source.stats().leases_given_again > 0
+    lost = [message.split(";")[1] for message in caplog.messages if " was lost" in message]
+    assert lost == [" 2 senders left", " 1 sender left"]
 
 
 @pytest.mark.torture
