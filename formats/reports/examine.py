@@ -43,7 +43,7 @@ class Kind(NamedTuple):
     is_bad: bool = False
 
 
-KINDS = {
+OF_PIXELS = {  # found only in images that are read
     "damaged": Kind(
         "Images that cannot be read or decoded",
         "prep verify --level decode lists all of them; prep repair rebuilds damaged shards.",
@@ -67,6 +67,8 @@ KINDS = {
     "look alike": Kind(
         "Images that look alike", "They may be scaled or compressed again, or frames of one scene.", "pair"
     ),
+}
+WITHOUT_RECORDS = {  # of which the dataset has no record
     "empty classes": Kind(
         "Classes without images",
         "A model cannot learn these classes from this split; check whether a folder is missing in the "
@@ -78,6 +80,8 @@ KINDS = {
         "Images that the conversion left out",
         "They are in the source but not in the dataset; quarantine.json lists all of them.",
     ),
+}
+OF_INDEX = {  # among the oddities of its rows
     "EXIF orientation": Kind(
         "Images rotated by EXIF",
         'Their pixels are stored rotated; a transform with orientation="apply" rotates them back.',
@@ -91,10 +95,8 @@ KINDS = {
     "several frames": Kind("Several pages or frames", "The first is decoded."),
     "trailing bytes": Kind("Bytes after the end of the image", "Decoders ignore them."),
 }
+KINDS = OF_PIXELS | WITHOUT_RECORDS | OF_INDEX
 """The kinds of observations by their JSON names."""
-
-OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # kinds that need images read
-WITHOUT_RECORDS = ("empty classes", "quarantined")  # kinds of which the dataset has no record
 
 
 def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Json:
@@ -290,7 +292,7 @@ def observations(
     shown = [names.describe(record, reason) for record, reason in statistics.damaged[:MAX_SHOWN]]
     reasons = [f"{image['key']}: {image['reason']}" for image in quarantine[:MAX_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
-    odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in KINDS}
+    odd = {kind: np.flatnonzero(mask).tolist() for kind, mask in oddities(index).items() if kind in OF_INDEX}
     every = [
         observation("empty classes", len(empty), names=empty[: 4 * MAX_SHOWN]),
         observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
@@ -433,7 +435,7 @@ class Examination:
         """
         about, against = self.found["dataset"], self.found["against"]
         observed = {each["kind"]: each for each in self.found["observations"]}
-        kinds = [kind for kind in KINDS if kind not in WITHOUT_RECORDS]
+        kinds = OF_PIXELS | OF_INDEX
         return {
             "dataset": about["path"],
             "root": about["root"],
