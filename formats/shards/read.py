@@ -54,12 +54,6 @@ MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 
 ARCHIVE_NAME = "archive.tar"  # in a dataset's folder: the archive, or a link to it
 
-OUTPUT_FILES = re.compile(
-    r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
-    r"(quarantine|provenance)\.json"
-)
-"""The names of the files that a conversion writes, except the manifest."""
-
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -346,6 +340,11 @@ SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", IN_PLACE: ".tar.npy"}
 """The suffix of a shard in each container."""
 ALL_CONTAINERS = tuple(SUFFIXES)
 CONTAINERS = tuple(name for name in SUFFIXES if name != IN_PLACE)
+OUTPUT_FILES = re.compile(
+    rf"(shard|column-[A-Za-z0-9_.-]+)-\d{{5,}}({'|'.join(map(re.escape, SUFFIXES.values()))})|"
+    r"(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|(quarantine|provenance)\.json"
+)
+"""The names of the files that a conversion writes, except the manifest."""
 
 
 def container(name: str) -> Container:
