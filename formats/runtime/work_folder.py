@@ -266,14 +266,16 @@ def describe_differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> st
     if "container" in names:
         names = [name for name in names if name != "writer"]  # each container has its own
     options = [name for name in names if name not in NOT_OPTIONS]
-    changed = [f"{_flag(name)} was {_format(name, begun)}, is now {_format(name, now)}" for name in options]
+    changed = [f"{flag_of(name)} was {_format(name, begun)}, is now {_format(name, now)}" for name in options]
     return ", ".join(changed or [f"{name} changed" for name in names])
 
 
-def _flag(option: str) -> str:
-    if option in ("transcoder", "writer"):
-        return option
-    return "--format" if option == "container" else "--" + option.replace("_", "-")
+_FLAGS = {"container": "--format", "columns": "--column", "pairs": "--pair"}
+_FLAGS |= {name: name for name in ("transcoder", "writer")}  # not chosen
+
+
+def flag_of(option: str) -> str:
+    return _FLAGS.get(option, "--" + option.replace("_", "-"))
 
 
 def _format(name: str, options: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.work_folder import flag_of
 from shardprep.formats.shards.dataset import Dataset, is_collection, open_with_root, splits_of
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
@@ -35,7 +36,7 @@ from shardprep.formats.sources.ilsvrc import (
 )
 from shardprep.formats.sources.lists import recognise_list, recognise_metadata
 from shardprep.formats.sources.pairs import recognise_pairs
-from shardprep.formats.sources.parquet import ParquetRows, recognise_parquet
+from shardprep.formats.sources.parquet import recognise_parquet
 from shardprep.formats.sources.source import (
     SPLITS,
     Archive,
@@ -48,9 +49,9 @@ from shardprep.formats.sources.source import (
     entry_dtype,
 )
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import TensorpackLmdb, recognise_tensorpack
-from shardprep.formats.sources.tfrecord import TfRecord, recognise_tfrecord
-from shardprep.formats.sources.webdataset import WebDataset, recognise_webdataset
+from shardprep.formats.sources.tensorpack import recognise_tensorpack
+from shardprep.formats.sources.tfrecord import recognise_tfrecord
+from shardprep.formats.sources.webdataset import recognise_webdataset
 from shardprep.formats.storage.store import Location
 
 _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the original manifest
@@ -207,7 +208,6 @@ class HeldOutVal(Source):
         return is_val
 
 
-RECORD_LAYOUTS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
 VALUE_EXTENSIONS = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
 _COMMON_OPTIONS = ("follow_symlinks", "skip_non_images", "val_fraction")  # options for every source
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -303,10 +303,8 @@ def _refuse_other_options(options: SourceOptions, source: Source) -> None:
     used = options.kept(*(each.name for each in fields(options)))
     refused = [name for name in used if name not in (*_COMMON_OPTIONS, *source.OPTIONS)]
     if refused:
-        names = {"columns": "--column", "pairs": "--pair"}
-        flags = [names.get(name, f"--{name.replace('_', '-')}") for name in refused]
-        advice = "; add columns later with prep join" if {*flags} & {*names.values()} else ""
-        raise UsageError(f"{', '.join(flags)}: not for {source.description}{advice}")
+        advice = "; add columns later with prep join" if {*refused} & {"columns", "pairs"} else ""
+        raise UsageError(f"{', '.join(map(flag_of, refused))}: not for {source.description}{advice}")
 
 
 def _single_source(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:

@@ -35,7 +35,7 @@ from shardprep.formats.runtime.work_folder import (
 from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import Manifest, read_manifest, tables_of
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
-from shardprep.formats.sources.recognise import RECORD_LAYOUTS, recognise
+from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files import LABEL_NAMES, find_known_names
 from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location, path_or_place
@@ -194,7 +194,7 @@ def _rebuild(
 def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
     """Return the conversion's source options; an earlier release knew fewer names for images and labels."""
     options = replace(SourceOptions.of_manifest(manifest.source), root=root)
-    if manifest.source["layout"] not in RECORD_LAYOUTS:
+    if manifest.source["layout"] not in ("webdataset", "tfrecord", "parquet", "tensorpack-lmdb"):
         return options
     if options.image_column is None and not manifest.has_images:
         options = replace(options, image_column="")

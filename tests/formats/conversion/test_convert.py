@@ -138,8 +138,9 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
     interrupted(archives, tmp_path / "out")
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
-    begun, now = {"names": ["0"], "seed": 0}, {"names": [], "seed": 5}
-    assert preflight.describe_differences(begun, now) == "--seed was 0, is now 5"
+    begun, now = {"names": ["0"], "seed": 0, "columns": ["a:int"]}, {"names": [], "seed": 5}
+    said = "--seed was 0, is now 5, --column was ['a:int'], is now off"
+    assert preflight.describe_differences(begun, now) == said
 
 
 def test_newer_files_in_the_source_of_a_finished_conversion_are_noted(tmp_path: Path) -> None:
