@@ -52,7 +52,7 @@ def _parse_shard_numbers(text: str) -> list[int]:
     "Fetch only these shards, such as 0-9 or 3,5,7.",
     type=options.ParsedParam("shards", _parse_shard_numbers),
 )
-@options.transfer(at_once=8, timeout_s=30, without="a byte")
+@options.transfer(fetch_dataset, without="a byte")
 @options.output
 def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
@@ -151,7 +151,7 @@ def keygen(name: Path, force: bool, signing: bool) -> Output:
 )
 @click.argument("folder", type=options.FOLDER)
 @click.argument("url")
-@options.transfer(at_once=4, timeout_s=120, without="an answer")
+@options.transfer(publish_datasets, without="an answer")
 @options.output
 def publish(folder: Path, url: str, **chosen: Any) -> Output:
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, reduce, wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -189,18 +190,19 @@ output = combine_options(progress, json_option)
 work = combine_options(workers, output)
 
 
-def transfer(*, at_once: int, timeout_s: int, without: str) -> Option:
-    """Return ``--at-once``, ``--retries`` and ``--timeout``, the time ``without`` progress of a request."""
+def transfer(call: Callable[..., Any], *, without: str) -> Option:
+    """Return ``--at-once``, ``--retries`` and ``--timeout`` (``without`` progress), as in ``call``."""
+    own = {name: each.default for name, each in signature(call).parameters.items()}
     return combine_options(
-        count("--at-once", "Number of files at the same time.", 1, most=256, default=at_once),
-        count("--retries", "Number of times to retry a failed request.", most=1000, default=10),
+        count("--at-once", "Number of files at the same time.", 1, most=256, default=own["at_once"]),
+        count("--retries", "Number of times to retry a failed request.", most=1000, default=own["retries"]),
         value(
             "--timeout",
             "SECONDS",
             f"Time without {without} after which a request fails.",
             name="timeout_s",
             type=click.FloatRange(0, 3600, min_open=True),
-            default=timeout_s,
+            default=f"{own['timeout_s']:g}",
         ),
     )
 
