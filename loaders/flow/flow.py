@@ -33,7 +33,7 @@ from shardprep.loaders.flow.node import (
     walk,
 )
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, check_map_outputs
-from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
+from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, measure
 from shardprep.loaders.flow.steps import Remainder
 from shardprep.loaders.loader.run_card import TransformRule, check_transforms, describe_transform
 from shardprep.loaders.loader.work import Subset, location_of, make_epoch_plan
@@ -136,7 +136,7 @@ class Flow(Closable):
         self._next_position = FlowPosition()
         self._current = self._next_position, PassMeter()  # start of the current pass, and its counters
         self._pending: FlowPosition | None = None  # start of an iterator that has not begun
-        self._meter = FlowMeter(has_rows=makes_batches(node))
+        self._meter = FlowMeter(has_rows=node.makes_batches)
 
     # Sources
 
@@ -506,7 +506,7 @@ class Flow(Closable):
 
         The next iteration begins or continues as without it.
         """
-        return measure(map(self.at_pass, count()), has_rows=makes_batches(self.node), seconds=seconds)
+        return measure(map(self.at_pass, count()), has_rows=self.node.makes_batches, seconds=seconds)
 
     def stats(self) -> FlowStats:
         """Return the printable counts and times of all passes since the flow was made. Thread-safe.

@@ -32,6 +32,8 @@ from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_
 class ItemStep(PickableStep):
     """A step that makes each result from one item."""
 
+    makes_batches = False
+
     @abstractmethod
     def result(self, ctx: PassContext, item: Any, number: int) -> Any:
         """The result for the item with this number in this pass."""

@@ -192,6 +192,11 @@ class Node(ABC):
         return False
 
     @property
+    def makes_batches(self) -> bool:
+        """Whether the last step that makes new items, rather than passing them on, makes batches."""
+        return len(self.sources) == 1 and self.sources[0].makes_batches
+
+    @property
     def height(self) -> int:
         """The length of the longest path to a source. Identifies the step in random streams."""
         return 1 + max((source.height for source in self.sources), default=-1)

@@ -544,6 +544,7 @@ class FromFakeData(KeyedSource):
 class FromFakeBatches(FromFakeData):
     """``count`` made-up batches. See :class:`.FakeData`."""
 
+    makes_batches = True
     facts = (
         "{0.length}, batch_size={0.data.batch_size}, size=({0.data.size[0]}, {0.data.size[1]}), "
         "encoded={0.data.encoded}, seed={0.data.seed}, classes={0.data.classes}"

@@ -19,10 +19,7 @@ from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import check_seconds, count_of
 from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.batches.stack import row_count
-from shardprep.loaders.flow.map import ItemStep
-from shardprep.loaders.flow.node import Node, NodeKey, PassMeter, Step
-from shardprep.loaders.flow.sources import FromFakeBatches
-from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
+from shardprep.loaders.flow.node import NodeKey, PassMeter
 from shardprep.loaders.loader.stats import (
     HAND_OVER,
     OR_PREFETCH,
@@ -245,13 +242,6 @@ def measure(passes: Iterable[Iterable[Any]], *, has_rows: bool, seconds: float) 
         first_item_seconds=arrivals.first - began,
         cpu_seconds_per_item=cpu / arrivals.count,
     )
-
-
-def makes_batches(node: Node) -> bool:
-    """Whether the last step that makes new items, rather than passing them on, makes batches."""
-    while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | ItemStep):
-        node = node.source
-    return isinstance(node, Batch | BatchByShape | FromFakeBatches)
 
 
 def _count_bytes(part: Any) -> int:

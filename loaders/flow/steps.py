@@ -47,6 +47,7 @@ class Batch(PickableStep):
     as_list: bool
 
     title = "batch({0.size})"
+    makes_batches = True
 
     def __post_init__(self) -> None:
         check_choice("remainder", self.remainder, get_args(Remainder))
@@ -96,7 +97,7 @@ class BatchByShape(Step):
     remainder: Literal["keep", "drop"]
 
     title = "batch_by_shape({0.size})"
-    items_never_change = True
+    items_never_change = makes_batches = True
 
     def __post_init__(self) -> None:
         check_choice("remainder", self.remainder, ("keep", "drop"))
@@ -117,6 +118,8 @@ class Unbatch(Step):
     """The rows of each batch: views of arrays, elements of lists. A batch without rows is a UsageError."""
 
     source: Node
+
+    makes_batches = False
 
     @property
     def length(self) -> Length:
