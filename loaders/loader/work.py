@@ -64,6 +64,7 @@ from shardprep.loaders.transforms.decode import decoding_seconds
 
 ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index and of an Item
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
+TRANSFORM_STAGES = STAGES[1:]
 
 
 @cache

@@ -22,7 +22,7 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
 from shardprep.loaders.loader.stats import Arrivals, LoaderStats, Verdict
-from shardprep.loaders.loader.work import item_dtype
+from shardprep.loaders.loader.work import TRANSFORM_STAGES, item_dtype
 from shardprep.loaders.measuring.disk import DiskProfile, resident_share
 from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
 from shardprep.loaders.order.quality import ShuffleQuality
@@ -36,7 +36,6 @@ PROBE_SHARE = 0.25  # the time of a probe as a share of the measurement's
 FASTER = 1.25  # the least ratio of rates that counts as faster
 EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # a probe says nothing about an expected ratio between these
 IN_MEMORY = 0.9  # with at least this share of the shards in the page cache, storage is not read
-TRANSFORM_STAGES = ("decode", "augment")
 TRANSPORT_STAGES = ("transport", "hand-over")
 
 
