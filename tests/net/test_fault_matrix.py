@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import join
+from shardprep.formats.exports.export import FORMATS
 from support.datasets import converted, prep_here, tree
 from support.image_files import JPEG
 from support.sampling import sampled, torture_except
@@ -74,7 +75,7 @@ OPERATIONS = {
     "publish": Operation(("prep publish dataset file://{here}/out",)),
     "collect": Operation(("prep collect out dataset other",)),
 }
-for form in ("webdataset", "tfrecord", "mds", "parquet", "folders"):
+for form in FORMATS:
     OPERATIONS[f"export to {form}"] = Operation((f"prep export dataset out --to {form} --workers 0",))
 
 WRITES = ("write", "pwrite64", "pwritev", "writev")
@@ -248,7 +249,7 @@ def attempt(whole: Whole, point: Point, how: str, codes: tuple[int, ...]) -> Non
 SAMPLE = ("convert to LMDB", "index in place", "join", "save", "export to mds", "repair", "fetch", "collect")
 
 
-@pytest.mark.parametrize(("name", "fault"), list(zip(SAMPLE, [*FAULTS] * 2, strict=False)))
+@pytest.mark.parametrize(("name", "fault"), list(zip(SAMPLE, FAULTS, strict=True)))
 def test_an_operation_that_a_fault_ends_is_finished_by_the_same_command(
     wholes: dict[str, Whole], name: str, fault: str
 ) -> None:

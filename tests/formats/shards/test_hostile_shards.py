@@ -285,13 +285,9 @@ def test_an_error_of_the_system_is_no_damage_wherever_it_comes(
 @pytest.mark.parametrize("kind", CONTAINERS)
 @pytest.mark.parametrize("transform", [{}, {"transform": None}], ids=["decoded", "encoded"])
 def test_a_bad_sector_is_not_skipped_and_names_the_record(
-    lmdb_shards: Path,
-    hdf5_shards: Path,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-    transform: dict[str, Any],
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, transform: dict[str, Any]
 ) -> None:
-    path = {"lmdb": lmdb_shards, "hdf5": hdf5_shards}[kind]
+    path = request.getfixturevalue(f"{kind}_shards")
     with open_dataset(path) as dataset:
         entry, key = dataset.manifest.shards[0], dataset[7].key
         place = (path / entry.name).read_bytes().index(dataset[7].image)
