@@ -1,7 +1,5 @@
 """The command ``prep replay``."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import islice

@@ -1,7 +1,5 @@
 """``prep report`` writes a page, says what it found, and prints all of it as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -8,8 +8,6 @@ The pixels are those of libjpeg-turbo's exact inverse DCT and its smooth upsampl
 Pillow and TensorFlow's ``decode_jpeg(dct_method="INTEGER_ACCURATE")`` use.
 """
 
-from __future__ import annotations
-
 from io import BytesIO
 from typing import Any
 

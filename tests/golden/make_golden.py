@@ -9,8 +9,6 @@ Only public names are used. The datasets are made of bytes that are the same on 
 depend on OpenCV, are left out: of the transforms, their random crops are kept.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

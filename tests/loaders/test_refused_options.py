@@ -1,7 +1,5 @@
 """Options that cannot be meant are errors at once, wherever something is made, and name what is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

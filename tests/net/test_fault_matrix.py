@@ -5,8 +5,6 @@ touches the output in an unbroken run. Whatever is left, the inputs are untouche
 traceback, and the same command ends with the tree of the unbroken run, with nothing beside it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

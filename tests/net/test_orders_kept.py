@@ -4,8 +4,6 @@ A checkpoint of that version goes on with the batches that it would have had. Wh
 the code is wrong, not the file; ``tests/golden/make_golden.py`` says how that was made.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 The laws hold over all members, which write content as the files of their layout.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 from pathlib import Path

@@ -3,8 +3,6 @@
 It prints one line of JSON: what was wrong, and the most bytes that the files took.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Made-up profiles of disks, and the keys of their JSON."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The documents: pages, fenced blocks, links and headings."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The work of the tests' engines, defined here so that worker processes can import it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

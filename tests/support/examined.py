@@ -1,7 +1,5 @@
 """Datasets with known duplicates, suspects, leaks and oddities, made on purpose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading exports with the libraries that they are for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise

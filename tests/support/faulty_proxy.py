@@ -1,7 +1,5 @@
 """A proxy that passes requests on to a server, and spoils some of the answers."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import threading

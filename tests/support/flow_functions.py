@@ -1,7 +1,5 @@
 """Functions for maps in processes, defined here so that a worker can import them without a framework."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

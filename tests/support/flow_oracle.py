@@ -3,8 +3,6 @@
 Nothing here imports the package, so that nothing agrees with it for a common reason. Workers import it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

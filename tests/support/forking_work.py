@@ -1,7 +1,5 @@
 """Work of other processes: some fork one that stays alive with all that they had open, some end or sleep."""
 
-from __future__ import annotations
-
 import os
 import signal
 import struct

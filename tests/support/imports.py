@@ -1,7 +1,5 @@
 """The imports between the repository's own files, as a graph."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

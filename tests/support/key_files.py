@@ -1,7 +1,5 @@
 """Key pairs of a training machine, of data machines that it allows, and of one that it does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from shardprep.loaders.machines.keys import ReceiverKeys, SenderKeys, make_keys

@@ -1,7 +1,5 @@
 """The batches of a loader, kept and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice

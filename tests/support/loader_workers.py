@@ -1,7 +1,5 @@
 """Transforms for the tests of the loader, defined here so that worker processes can import them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@
 folder if it needs one: ``S3_SERVER='moto_server -p {port}'``.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Programs that train in several processes, each of which reads an epoch of a loader."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python remote_ends.py NAME PATH ENDPOINT`` serves as a sender, and prints its stats.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Made-up figures of runs, as the JSON of stats, of a benchmark and of a trace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SWEEP = [(1, 100.0), (2, 198.0), (4, 200.0), (8, 150.0)]

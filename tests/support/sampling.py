@@ -1,7 +1,5 @@
 """Which tests run: a few of many cases, where all of them take too long, and those whose tools are there."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

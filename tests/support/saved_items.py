@@ -1,7 +1,5 @@
 """Items to save, and a comparison of two items."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

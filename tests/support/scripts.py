@@ -1,7 +1,5 @@
 """Programs that a test starts as a user would."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The layouts of sources: each member writes any content as its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

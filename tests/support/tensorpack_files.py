@@ -1,7 +1,5 @@
 """LMDBs as tensorpack's LMDBSerializer writes them, with each of its serializers."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """A terminal of a given size: what a program's output leaves on its screen."""
 
-from __future__ import annotations
-
 import codecs
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """TensorFlow for the tests: three CPU devices, no GPU, and quiet. Import it before TensorFlow."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,7 +1,5 @@
 """The inputs under test, the ways to get an epoch out of one, and small sources with distinct epochs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping

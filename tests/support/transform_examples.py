@@ -1,7 +1,5 @@
 """Records of every form that a transform meets: crop-ready, plain, turned, PNG and CMYK."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Transforms that make one stage of a loader slow, defined here so that worker processes can import them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A peer that speaks ZeroMQ's protocol (ZMTP 3.1, without keys) byte by byte, and so can misbehave."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What docs/training/augmentation.md says to write instead of tensorpack's augmentors does what it says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What CI must not pass over: many failures that pass when repeated, and tests without their tools."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every program in the documents runs as it stands, in a copy of the folder that ``prep demo`` leaves."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

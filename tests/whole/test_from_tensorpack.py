@@ -1,7 +1,5 @@
 """What from-tensorpack.md says to write instead of each of tensorpack's names does what it says."""
 
-from __future__ import annotations
-
 import io
 import re
 import threading

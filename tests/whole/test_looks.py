@@ -1,7 +1,5 @@
 """What a REPL or notebook shows of public objects: one short line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

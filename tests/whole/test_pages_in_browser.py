@@ -1,7 +1,5 @@
 """Every page that the commands write, opened in a real browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

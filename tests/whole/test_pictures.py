@@ -1,7 +1,5 @@
 """The pictures of the documents show what the sources make now."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Columns of every kind reach the batches, the same for any workers and after a restart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Any items as a dataset: they come back equal, for any form, interruption and number of workers."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The check of this machine's decoder by canaries, and the warnings where it makes other pixels."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator

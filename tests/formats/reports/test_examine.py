@@ -1,7 +1,5 @@
 """An examination finds what is odd in a dataset, and nothing that is not; a gate counts it."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Pictures are found in a dataset by their bytes, by what they were made of, and by how they look."""
 
-from __future__ import annotations
-
 import json
 import os
 from itertools import islice

@@ -4,8 +4,6 @@ A garbage collection runs in any thread, at any point: a lock that it waits for 
 thread that waits for this one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

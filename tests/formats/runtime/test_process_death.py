@@ -1,7 +1,5 @@
 """A death of a process is noticed at once; one that blocks at its start is replaced; no room is an error."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import operator

@@ -1,7 +1,5 @@
 """Datasets of earlier versions stay readable; those of format 1.0 are as good as those of today."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

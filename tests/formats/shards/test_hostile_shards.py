@@ -1,7 +1,5 @@
 """Shards that no converter writes, or that change or fail while they are read: refused, and no crash."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

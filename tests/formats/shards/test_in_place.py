@@ -1,7 +1,5 @@
 """Datasets of images that stay in the official tars."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from contextlib import suppress

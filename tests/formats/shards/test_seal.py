@@ -1,7 +1,5 @@
 """The seal of a verified index: it spares a hash, and is trusted for the very file that was verified."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

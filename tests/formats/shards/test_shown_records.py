@@ -1,7 +1,5 @@
 """Records and names to look at: pictures, lists and pages, in which text of files stays text."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

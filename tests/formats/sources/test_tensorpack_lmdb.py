@@ -1,7 +1,5 @@
 """LMDBs of tensorpack's LMDBSerializer: what was put in comes out, and a hostile file is only an error."""
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The making and opening of collections, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A fetched dataset is the published one, byte for byte, whatever a server sends, or there is an error."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

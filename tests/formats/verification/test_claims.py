@@ -1,7 +1,5 @@
 """What a manifest and its tables claim of the records is checked, as far as the records show it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import suppress

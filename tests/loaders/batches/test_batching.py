@@ -1,7 +1,5 @@
 """Batches of records that fit together or not, and the slots of shared memory that they lie in."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

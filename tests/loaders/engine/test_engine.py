@@ -1,7 +1,5 @@
 """An engine with real processes: each row once, in order, even if workers die; its course, and its traces."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Leases: every row once, in order, however workers start and end; the bookkeeping alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,7 +1,5 @@
 """The contract of every step of a flow: it ends its source, holds no item, and takes endless ones or none."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator

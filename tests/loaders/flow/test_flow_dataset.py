@@ -1,7 +1,5 @@
 """A converted dataset as a flow: its records, in the loader's order, read in any process."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

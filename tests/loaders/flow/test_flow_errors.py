@@ -1,7 +1,5 @@
 """Invalid arguments are refused by the call that has them, and items by the pass, with number and advice."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Maps and passes in threads and processes: exact, in order, also if workers die, and ended with the pass."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

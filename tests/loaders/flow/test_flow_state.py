@@ -1,7 +1,5 @@
 """A flow that stops and goes on elsewhere delivers, from there on, exactly what it would have delivered."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import nullcontext

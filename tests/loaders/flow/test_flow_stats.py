@@ -1,7 +1,5 @@
 """What a flow says of itself: its counts are exact, and its verdict names the stage that was made slow."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """What lists do not say of steps: shared memory, orders that stay forever, lengths, and what is shown."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import OrderedDict

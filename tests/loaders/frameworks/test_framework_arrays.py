@@ -1,7 +1,5 @@
 """The loader's batches as tensors of PyTorch and arrays of JAX: the same, over the loader's memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """The rank of a loader where a framework has started the processes, or initialised a group of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

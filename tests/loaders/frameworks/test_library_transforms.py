@@ -1,7 +1,5 @@
 """Transforms of albumentations and of torchvision in a loader: all their randomness is the record's."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

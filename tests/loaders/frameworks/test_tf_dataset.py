@@ -1,7 +1,5 @@
 """Datasets, sessions and functions around an input: distribution, ends, errors, and refused copies."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

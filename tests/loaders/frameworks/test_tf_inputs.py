@@ -1,7 +1,5 @@
 """The behaviour of every input: exact epochs, original errors, and closing in any state."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """Training with Keras: exact epochs and validation, known steps, occupancy in the logs, original errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of programs with an open input: in any state, at once, with a correct exit code, nothing left."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inputs in the graphs and sessions of TensorFlow 1: epochs, errors, and closing in any state."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a run is: digests of what it is made of, its identity, and the states that are refused by another."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

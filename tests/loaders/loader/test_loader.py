@@ -1,7 +1,5 @@
 """A loader in use: forms of batches, held batches, processes; and errors, which lose nothing else."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,7 +1,5 @@
 """Loaders of collections, of columns, of images that stay in the official tars, and of a billion records."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

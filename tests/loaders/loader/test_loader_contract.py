@@ -1,7 +1,5 @@
 """What a training loop needs of a Loader, and of FakeData in its place; and each of them alone."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """However a loader ends, nothing hangs and nothing is left; and any transform reaches its workers."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """The proof of a run: what all ranks got, over restarts, is what the order says; and no log says more."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A Loader and a flow of a URL deliver what those of the local copy do, within the limit of a cache."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

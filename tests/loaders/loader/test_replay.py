@@ -1,7 +1,5 @@
 """A step that is made again, its sheet, the card of its run, and where two runs part."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """What a run reads: some of the records, shards of its own, or all but some; and what is as it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Peers that try to abort, block or fill a receiver or a sender, and those that vanish."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Batches from other machines are those of local iteration, each exactly once, whatever machines fail."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Frames of peers that are not valid: dropped and counted, and never an error in the training loop."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

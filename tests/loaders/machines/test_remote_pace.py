@@ -1,7 +1,5 @@
 """Senders of different speeds: none delays the others. The time is simulated, the ledger is real."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Sequence

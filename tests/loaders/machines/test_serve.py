@@ -1,7 +1,5 @@
 """``prep serve`` as a user runs it: it makes the batches that a local loader makes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

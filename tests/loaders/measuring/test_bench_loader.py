@@ -1,7 +1,5 @@
 """``prep bench-loader``, its output, its probes and its verdict: figures that are consistent, of any size."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

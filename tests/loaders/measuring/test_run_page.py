@@ -1,7 +1,5 @@
 """Stats as pictures: the page of a run, and the stages as a small chart in a notebook."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The state of a running loader on a real terminal, which stays in place below what the program prints."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The order of an epoch, the epochs of a plan, and the sources of its rank and world size."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

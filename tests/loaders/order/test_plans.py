@@ -1,7 +1,5 @@
 """Orders without some of their records or steps, shards' uses, mixing and receipts: against brute force."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

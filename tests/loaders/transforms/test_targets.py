@@ -1,7 +1,5 @@
 """Masks and boxes: the crop and the turn of the image, held against pixels that know their place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transforms: the crops they draw, the pixels they write, what decodes them, and long images."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import subprocess

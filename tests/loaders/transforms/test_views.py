@@ -1,7 +1,5 @@
 """Views and cuts: each view is bit for bit its transform alone, and so is a cut that is finished."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import asdict
