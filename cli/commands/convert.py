@@ -242,7 +242,7 @@ def conversion_output(done: Sequence[Converted | ConvertedTo], output: Path | st
                 "columns": format_columns(manifest.schema.kinds),
                 "skipped": f"{split.skipped}; listed in quarantine.json" if manifest.skipped else None,
                 "ignored": _format_ignored(split.ignored),
-                "partial": "the source lacks some of its images" if manifest.partial else None,
+                "partial": "the source has more or fewer images than expected" if manifest.partial else None,
                 "content_root": manifest.content_root,
                 "root": manifest.root,
             }

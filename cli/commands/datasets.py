@@ -126,7 +126,7 @@ def _summary_lines(summary: Summary, classes: list[ClassCount], page: Path | Non
             **images,
             **{f"column {column.name}": _format_column(column) for column in summary.columns},
             "order": orders.get(summary.order, "by key") + by_class,
-            "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
+            "boxes": f"{summary.boxes:,}" if summary.boxes else None,
             "source": summary.source + (", partial" if summary.partial else ""),
             "official MD5": ", ".join(checked) or None,
             "skipped": count_of(summary.skipped, "bad image"),

@@ -21,7 +21,7 @@ from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema, refuse_constant
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
-from shardprep.formats.sources.listing import EntryTable, GrowingTable, record_key, report_unlisted
+from shardprep.formats.sources.listing import EntryTable, GrowingTable, find_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLITS,
     Entries,
@@ -135,7 +135,8 @@ class CocoFolder(Source):
         classes = Field("objects", "labels", tuple(parsed.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(coco.images, options.follow_symlinks, IMAGE_COLUMNS)
-        ids, missing = tuple(parsed.categories), [*parsed.missing.values()]
+        ids, missing, unlisted = tuple(parsed.categories), [*parsed.missing.values()], parsed.unlisted
+        lacks = {"missing": missing, f"not in {coco.instances.name}": unlisted}
         return Listing(
             split,
             self.LAYOUT,
@@ -143,8 +144,10 @@ class CocoFolder(Source):
             LabelSpace.of(()),
             CocoReader(images, coco.instances, parsed.identity, schema, ids, parsed.images, parsed.places),
             archives=(describe_archive(coco.instances),),
-            expected=len(parsed.entries) + len(missing),
-            shortfall=f"{count_of(len(missing), 'file')} missing, first {missing[0]}" if missing else "",
+            expected=len(parsed.entries) + len(missing) + len(unlisted),
+            shortfall=", ".join(
+                f"{count_of(len(f), 'file')} {w}, first {f[0]}" for w, f in lacks.items() if f
+            ),
             problems=parsed.problems,
             ignored=dict(parsed.ignored),
             notes=other_folders_note(self.root, self.folders),
@@ -189,7 +192,7 @@ def _parse_split(instances: Path) -> str:
 
 
 class CocoInstances:
-    """The images and annotations of a split, the ids of ``missing`` images, and the problems.
+    """The images and annotations of a split, ``missing`` and ``unlisted`` images, and the problems.
 
     ``categories`` has the names by ascending id, and ``entries`` a row per image with the offset of its JSON
     object. ``places`` are the offsets and sizes of the annotations, ordered by ``images``, the offsets of
@@ -222,10 +225,10 @@ class CocoInstances:
             raise SourceDamaged(f"{what}; correct it", path=self._path)
         self.entries = self._table.finish()
         self.images, self.places = self._locate(annotations)
-        advice = f"is not in {self._path.name}; remove the image, or add it there"
-        self.ignored = Counter[str]()
+        self.unlisted, self.ignored = list[Path](), Counter[str]()
         if not self.problems.has("images"):  # else some of the files have no entry
-            self.ignored = report_unlisted(self._walk, "", self.entries["path"], advice)
+            self.unlisted = find_unlisted(self._walk, "", self.entries["path"])
+            self.ignored = self._walk.ignored
 
     def _errors_at(self, text: JsonText) -> AbstractContextManager[None]:
         return errors_as_damage(
@@ -233,7 +236,7 @@ class CocoInstances:
         )
 
     def _add(self, part: str, value: dict[str, Any], offset: int, size: int) -> None:
-        number = _read_id(value, "id")
+        number = _read_id(value, "id") if part != "annotations" else 0  # theirs are not used
         if part == "images":
             name, *sides = (value.get(each) for each in ("file_name", "width", "height"))
             if not isinstance(name, str) or not all(type(s) is int and 1 <= s <= MAX_SIDE for s in sides):
@@ -425,7 +428,9 @@ def read_box(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
     """Return an annotation's left and upper edge, width and height in pixels. Raises ValueError."""
     box: Any = annotation.get("bbox")
     if box is None:
-        raise ValueError("an annotation has no bbox (write labels without boxes to a list of images)")
+        raise ValueError(
+            "an annotation has no bbox (give panoptic masks by --pair, and write labels without boxes to a list)"
+        )
     are_numbers = isinstance(box, list) and all(type(side) in (int, float) for side in box)
     if not are_numbers or len(box) != 4 or min(box[2:]) < 0 or not all(abs(side) <= MAX_SIDE for side in box):
         raise ValueError(f"the annotation {annotation.get('id')} has no valid bbox of four numbers")

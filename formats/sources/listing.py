@@ -275,17 +275,13 @@ class StoredEntries:
             file.write(array.getbuffer())
 
 
-def report_unlisted(
-    walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str
-) -> Counter[str]:
-    """Report images in the walk's folder ``place`` that are not ``listed``, and return its ignored names."""
+def find_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_]) -> list[Path]:
+    """Return the images in the walk's folder ``place`` that are not ``listed``."""
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):
         if is_image(file):
             table.append((f"{place}/{file.path}".lstrip("/").encode(),))
-    for path in np.setdiff1d(table.finish()["path"], listed).tolist():
-        walk.problems.add(SourceDamaged(advice, path=walk.top / path.decode()))
-    return walk.ignored
+    return [walk.top / path.decode() for path in np.setdiff1d(table.finish()["path"], listed).tolist()]
 
 
 def read_lines(path: Path) -> list[str]:

@@ -17,13 +17,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from shardprep.formats.errors import SourceIncomplete, UsageError
+from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage, user_path
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
-from shardprep.formats.sources.listing import Classes, EntryTable, record_key, report_unlisted
+from shardprep.formats.sources.listing import Classes, EntryTable, find_unlisted, record_key
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_COLUMN,
@@ -197,8 +197,10 @@ class ListedImages:
                 own = [each for split, each in self.by_split.items() if source.places.get(split, "") == place]
                 listed = np.concatenate([each.entries["path"] for each in own])
                 walk = replace(self._walk, ignored=Counter())
-                advice = "has no row in the table; add one, or remove it"
-                own[0].ignored = report_unlisted(walk, place, listed, advice)
+                for path in find_unlisted(walk, place, listed):
+                    advice = "has no row in the table; add one, or remove it"
+                    walk.problems.add(SourceDamaged(advice, path=path))
+                own[0].ignored = walk.ignored
 
     def _split_images(self, split: str, table: ImageTable) -> SplitImages:
         if split not in self.by_split:
