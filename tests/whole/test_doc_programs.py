@@ -41,7 +41,7 @@ def frameworks(block: Block) -> list[str]:
     """The frameworks that a block imports, and that the tests do not bring."""
     names = re.findall(
         r"^(?:from|import) (?:shardprep\.loaders\.)?"
-        r"(torchvision|torch|jax|albumentations|lightning|accelerate|transformers)",
+        r"(torchvision|torch|jax|albumentations|lightning|accelerate|transformers|pycocotools)",
         block.text,
         re.M,
     )
