@@ -257,7 +257,7 @@ def measure_disk(
                 opening, whole = Pattern.of_records(record, folder=folder), Pattern(MIB)
                 small = [Reading("small files", many, mode, opening), Reading("one file", one, mode, whole)]
             except OSError as error:
-                why_not = _reason(error)
+                why_not = error.strerror or str(error)
         steps[-1:-1] = small
         durations = dict.fromkeys(steps, -math.inf)
         for _ in range(MAX_ROUNDS):
@@ -404,7 +404,7 @@ class Writing:
                 _write(file, data, blocks)
                 self.rates.append(blocks * MIB / (time.perf_counter() - began))
         except OSError as error:
-            self.missing, self.rates = _reason(error), []
+            self.missing, self.rates = error.strerror or str(error), []
 
 
 def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> tuple[OpenFiles, OpenFiles]:
@@ -462,10 +462,6 @@ def _write(descriptor: int, data: memoryview, times: int = 1) -> None:
         while left:
             left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)
-
-
-def _reason(error: OSError) -> str:
-    return f"could not be measured: {error.strerror or error}"
 
 
 PAGE = 4096  # bytes; O_DIRECT reads whole pages
@@ -605,13 +601,14 @@ def find_cold_mode(files: OpenFiles, filesystem: str) -> ColdMode:
     if filesystem in MEMORY_FILESYSTEMS:
         return ColdMode(None, f"{filesystem} keeps its files in memory")
     first, start = files.descriptors[:1], np.zeros((1, 2), np.int64)
-    with suppress(OSError):  # some file systems do not support maps
+    why_not = "it cannot be mapped"
+    with suppress(OSError):
         os.pread(first[0], 1, 0)
         if not memory_share(first, start, 1):
             return ColdMode(None, f"{filesystem or 'the system'} has its own cache, which cannot be checked")
         if drop_pages(first, start, min(files.sizes[0], MAX_SPAN)) <= COLD:
             return ColdMode(FADVISE)
-    why_not = "its pages stayed in memory"
+        why_not = "its pages stayed in memory"
     with suppress(OSError):
         for file in files.descriptors:
             os.close(os.open(f"/dev/fd/{file}", DIRECT_FLAGS))

@@ -1,7 +1,5 @@
 """``prep bench-disk`` on real files, and the profile that it saves: consistent, whole, or refused."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -93,6 +91,15 @@ def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
         assert cold is not None
         assert cold.method.endswith("O_DIRECT")
         assert warm is not None
+
+
+def test_files_that_cannot_be_mapped_count_as_warm_once_they_are_read(stack: ExitStack) -> None:
+    files = OpenFiles.of([Path("/sys/kernel/uevent_seqnum")], stack)
+    mode = find_cold_mode(files, "sysfs")
+    reading = Reading("", files, mode, Pattern(4096))
+    reading.round(0)
+    assert [rate is None for rate in reading.rates] == [True, False]  # cold, warm
+    assert mode == (None, "it cannot be mapped, and it cannot be read with O_DIRECT")
 
 
 @pytest.mark.parametrize("depth", [1, 4])
