@@ -48,7 +48,6 @@ class SenderWindow:
 
     def grow(self, steps: int) -> None:
         """Enlarge the window after ``steps`` steps have arrived or were lost."""
-        self.has_begun = self.has_begun or steps > 0
         more, self._in_time = divmod(self._in_time + steps, self._steps_per_growth)
         self.size = min(self._wants, self.size + more)
 

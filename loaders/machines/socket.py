@@ -61,10 +61,8 @@ class Message(NamedTuple):
 
     @property
     def connection(self) -> int:
-        """The connection's number in :meth:`FrameSocket.events`, -1 if it is not known."""
-        with suppress(zmq.ZMQError):
-            return int(self.parts[0].get(zmq.SRCFD))
-        return -1
+        """The connection's number in :meth:`FrameSocket.events`."""
+        return int(self.parts[0].get(zmq.SRCFD))
 
     @property
     def user(self) -> str:
