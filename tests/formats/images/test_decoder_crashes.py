@@ -93,4 +93,4 @@ def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp
         assert [loader.key(number) for number in sorted(set(range(12)) - set(numbers))] == keys
     assert [len(images) for images, _, _ in batches] == [3, 4, 3]
     assert all(len(images) == len(labels) for images, labels, _ in batches)
-    assert (receipt.count, len(receipt.skipped)) == (10, 2)
+    assert (receipt.count, len(receipt.skipped), receipt.is_complete) == (10, 2, False)

@@ -81,6 +81,8 @@ def test_different_things_have_different_digests() -> None:
 
     assert all(len(digest) == 32 for digest in digests)
     assert len(set(digests)) == len(digests)
+    renumbered = Enum("Colour", {"RED": 3}, module=__name__)
+    assert digest_of(renumbered.RED) == digest_of(Colour.RED)
 
 
 def test_things_that_hold_themselves_have_a_digest() -> None:

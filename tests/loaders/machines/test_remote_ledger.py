@@ -1,7 +1,5 @@
 """The ledger: every step of a pass is taken once, whichever peer makes it, also in parts."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection
 
@@ -212,16 +210,18 @@ def test_the_steps_of_a_part_are_leased_again_after_its_owner_ended_it_and_left(
 
 
 def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_failed() -> None:
-    shares: ShareLedger[int] = ShareLedger(senders=1, ahead=32)
-    shares.add_peer(A, wants=1, now=0, name="a")
-    shares.add_peer(B, wants=1, now=0, name="b")
+    shares: ShareLedger[int] = ShareLedger(senders=2, ahead=32)
+    for peer in (A, B, C):
+        shares.add_peer(peer, wants=1, now=0, name=peer.decode())
     shares.begin(0, Steps(total=None))
     granted = [[lease.stop for _, lease in shares.grant(0)]]
     for step in range(3):
         shares.accept(A, StepRef(0, 0, 0, step), step, now=0)
         granted.append([lease.stop for _, lease in shares.grant(0)])
     shares.record_failure(A, StepRef(0, 0, 0, 3), "boom")
+    shares.record_end(B, StepRef(0, 0, 0, 1))
+    shares.record_failure(B, StepRef(0, 0, 0, 3), "later")
 
-    assert granted == [[32], [], [34], []]
-    assert "boom" in str(shares.failure)
-    assert not [*shares.grant(0), *shares.open]  # B waits for the next pass
+    assert granted == [[32, 32], [], [34], []]
+    assert "boom" in str(shares.failure)  # the first one
+    assert not [*shares.grant(0), *shares.open]  # C waits for the next pass

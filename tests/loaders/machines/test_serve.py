@@ -2,6 +2,7 @@
 
 import json
 import re
+from operator import length_hint
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from shardprep.loaders.remote import RemoteSource
 from support.datasets import prep_here
 from support.key_files import KeyFolder
 from support.remote_ends import ANY_PORT, python
+from support.waiting import until
 
 OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--workers", 1)
 
@@ -23,6 +25,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
         ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret", "--ahead", 2)
         words = (*ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json", "--quiet")
         with python("-m", "shardprep", "serve", lmdb_shards, *words) as process:
+            until(lambda: length_hint(source) > 0)  # from the sender
             served = list(source)
             assert [sender.name for sender in source.stats().senders] == ["one"]
             source.close()
@@ -49,6 +52,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
         ([], 2, "--to"),
         (["--to", "tcp://127.0.0.1:1", "--patience", -1], 2, "--patience"),
         (["--to", "tcp://127.0.0.1:1", "--patience", 0.1], 3, "there for 0.1 s; check the address"),
+        (["--to", "tcp://0.0.0.0:1", "--patience", 0.1, "--insecure-plaintext"], 3, "check the address"),
     ],
 )
 def test_a_wrong_argument_or_a_receiver_that_is_not_there_is_reported(

@@ -214,7 +214,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (MASKED, {"mask": np.zeros((6, 4), np.uint8)}, BadTarget, "4x6 pixels, but the image has 6x4"),
     (MASKED, {"mask": damaged(numbers_png(np.zeros((4, 6), np.uint8)))}, BadImage, "CRC"),
     (WHOLE, boxes_of([0, 0, 1, 1], [0, 0, 100, 50]), BadTarget, r"\[0, 0, 100, 50\];.*divide pixels"),
-    (WHOLE, boxes_of([0.6, 0, 0.4, 1]), BadTarget, "boxes"),
+    (WHOLE, boxes_of([0, 0, 1, 1], [0.6, 0, 0.4, 1]), BadTarget, r"boxes has the box \[0.6, 0"),
     (WHOLE, boxes_of([0, 0, np.nan, 1]), BadTarget, "boxes"),
     (WHOLE, {"boxes": np.zeros((2, 5), np.float32)}, BadTarget, "boxes"),
     (WHOLE, {"boxes": np.zeros((1, 4), np.int32)}, BadTarget, "boxes"),
