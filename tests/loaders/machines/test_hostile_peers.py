@@ -251,7 +251,7 @@ ABSURD |= {"beyond the end": lease(1, STEPS - 1, STEPS + 1), "many buffers": fra
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD.keys())
 def test_an_absurd_lease_does_no_harm_to_a_sender(absurd: bytes) -> None:
     with hostile() as (endpoint, accept), ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(serve, Flow.from_iterable(range(STEPS)), endpoint)
+        sent = pool.submit(serve, Flow.from_iterable(range(STEPS)), endpoint, patience=TIMEOUT_S)
         with accept() as connection:
             connection.sendall(absurd + frame(b"") + lease(2, 7, 8))
             assert read_head(read_frame(connection)).number == 7
