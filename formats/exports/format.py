@@ -88,10 +88,10 @@ class JobFolders(NamedTuple):
 class ExportFormat:
     """The export of a dataset to one format. Picklable and small: it is part of every job.
 
-    The dataset is exported in units, which are built independently and in any order. Equal records give
-    equal bytes. ``writer`` names everything else that determines the bytes. The constructor raises UsageError
-    for a dataset that the format cannot hold, and names the column. ``report_done`` gets the number of
-    records whose names it has compared.
+    The dataset is exported in units, ranges of its records, which are built independently and in any
+    order. Equal records give equal bytes. ``writer`` names everything else that determines the bytes. The
+    constructor raises UsageError for a dataset that the format cannot hold, and names the column.
+    ``report_done`` gets the number of records whose names it has compared.
     """
 
     name: ClassVar[str]
@@ -103,7 +103,7 @@ class ExportFormat:
     overhead: int = 0
     """Bytes that the format adds to each record, as far as that is known before."""
     note: str = ""
-    """What a user should know about this export; empty for nothing."""
+    """What a user should know about the order of labels in this export; empty for nothing."""
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 
