@@ -156,7 +156,8 @@ def _from_plain(value: Any) -> Any:
     return _build(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
 
 
-PLAN_SETTINGS = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
+_RANK_SETTINGS = ("batch_size", "rank", "world_size", "drop_last")  # which a resumed run may change
+PLAN_SETTINGS = ("shuffle", "seed", *_RANK_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,9 @@ DECIDING_SETTINGS: dict[str, tuple[str, ...]] = {
     "augmentation": ("transform", "seed"),
     "pixels": ("transform", "seed", "versions"),
 }
+_shared = (name for name in DECIDING_SETTINGS["order"] if name not in _RANK_SETTINGS)
+SHARED_SETTINGS = ("dataset", "split", *_shared, "labels")
+"""The settings that are the same in all logs of a run."""
 
 
 def differences(one: RunCard, other: RunCard, *, names: Iterable[str] = ()) -> Differences:

@@ -29,7 +29,7 @@ from shardprep.formats.runtime.json_record import JsonRecord, is_within, parse_f
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
-from shardprep.loaders.loader.run_card import RunCard
+from shardprep.loaders.loader.run_card import SHARED_SETTINGS, RunCard
 from shardprep.loaders.loader.work import location_of
 from shardprep.loaders.order.epoch import EpochPlan, parse_ranges, subtract_passed
 from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
@@ -454,9 +454,6 @@ def _signers(
             raise DataError(f"is signed by another key: {actual}, not {expected}", path=path)
         signers.add(fingerprint(log.signer))
     return tuple(sorted(signers))
-
-
-SHARED_SETTINGS = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
 
 
 def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
