@@ -14,7 +14,7 @@ import click
 
 from shardprep.cli.console import options
 from shardprep.cli.console.options import command
-from shardprep.cli.console.output import Output, fields, format_columns, json_option, next_step, say
+from shardprep.cli.console.output import Output, fields, format_columns, next_step, say
 from shardprep.formats.conversion.convert import (
     Converted,
     ConvertedPart,
@@ -68,8 +68,6 @@ allow_partial_option: options.Option = options.flag(
     default="shuffled",
 )
 @options.count("--seed", "Seed of the permutation.", default=0)
-@options.workers
-@options.progress
 @on_bad_image_option
 @options.flag("--decode-check", "Also decode every image (ten times slower).")
 @options.flag(
@@ -135,7 +133,7 @@ allow_partial_option: options.Option = options.flag(
     ("sample", "all"),
     "With --dry-run: the images to read; a sample is 4,096 or more of each split.  [default: sample]",
 )
-@json_option
+@options.work
 def convert(
     source: Path | str,
     output: Path | str,
@@ -197,13 +195,11 @@ def _build_arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
 @click.argument("output", type=options.ANY_PATH)
 @options.choice("--split", SPLITS, "Index only this split, directly into OUTPUT.")
 @click.option("--shard-size", type=options.SIZE, default="1GiB", help="Image bytes per table.")
-@options.workers
-@options.progress
 @on_bad_image_option
 @check_md5_option
 @allow_partial_option
 @options.flag("--restart", "Discard the work of an interrupted run.")
-@json_option
+@options.work
 def index(archives: Path, output: Path, **chosen: Any) -> Output:
     """Make a dataset per split in OUTPUT whose images stay in ARCHIVES.
 
