@@ -45,6 +45,8 @@ _PREFIX = "run-"
 MAX_TRIES = 1000
 # parts of a plan, most of them digests
 NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
+_FLAGS = {"container": "--format", "columns": "--column", "pairs": "--pair"}
+_FLAGS |= {name: name for name in ("transcoder", "writer")}  # not chosen
 
 
 def make_run_folder(work_folder: Path) -> Path:
@@ -268,10 +270,6 @@ def describe_differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> st
     options = [name for name in names if name not in NOT_OPTIONS]
     changed = [f"{flag_of(name)} was {_format(name, begun)}, is now {_format(name, now)}" for name in options]
     return ", ".join(changed or [f"{name} changed" for name in names])
-
-
-_FLAGS = {"container": "--format", "columns": "--column", "pairs": "--pair"}
-_FLAGS |= {name: name for name in ("transcoder", "writer")}  # not chosen
 
 
 def flag_of(option: str) -> str:
