@@ -59,26 +59,25 @@ class ExclusiveUse(Owner):
         self._name = name
         self._release_resource = release
         self._closed = False
-        self._lock = threading.Lock()
-        self._user: int | None = None  # the using thread
+        self._holder: dict[str, object] = {}  # its only value is the using thread, or what released
         self._released = threading.Event()
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
-        is_used = self._lock.locked()
+        user = threading.get_ident()
         self.check_open()
-        if is_used:
-            raise UsageError(f"another thread iterates this {self._name}; use one {self._name} per thread")
         try:
-            with self._lock:  # a call of acquire() would let Ctrl-C in before the lock has an owner
+            # not a lock: Ctrl-C may come between acquire() and the block of its with (cpython#148874)
+            if self._holder.setdefault("", user) != user:
                 self.check_open()
-                try:
-                    self._user = threading.get_ident()
-                    yield
-                finally:
-                    self._user = None
+                name = self._name
+                raise UsageError(f"another thread iterates this {name}; use one {name} per thread")
+            self.check_open()
+            yield
         finally:
+            if self._holder.get("") == user:
+                self._holder.clear()
             if self._closed:
                 self._release()
 
@@ -96,15 +95,15 @@ class ExclusiveUse(Owner):
             return
         self._closed = True
         self._release()
-        if threading.get_ident() != self._user:
+        if self._holder.get("") != threading.get_ident():
             self._released.wait(CLOSE_TIMEOUT_S)
 
     def _release(self) -> None:
-        if not self._lock.locked():
-            with self._lock:
-                if not self._released.is_set():
-                    self._release_resource()
-                    self._released.set()
+        if self._holder.setdefault("", claim := object()) is claim:
+            try:
+                self._release_resource()
+            finally:
+                self._released.set()
 
 
 @dataclass(frozen=True)

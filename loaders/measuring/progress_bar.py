@@ -311,7 +311,7 @@ class LoaderBar(Iterator[Any], Closable):
     def close(self) -> None:
         if self._thread:
             self._closed.set()
-            self._thread.join()
+            self._thread.join(WAIT_S)  # Ctrl-C may have left the lock held (cpython#148874)
         if self._bar is not None:
             self._bar.close()
 
