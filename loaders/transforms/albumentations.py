@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.errors import MissingExtra
+from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.loaders.transforms.contract import LibraryVersion, to_arrays
 from shardprep.loaders.transforms.decode import Pixels
 from shardprep.loaders.transforms.wrapper import WrappedTransform, seed_global_generators
@@ -45,8 +45,17 @@ class Albumentations(WrappedTransform):
         outputs: The specs of the results, which may be declared.
 
     Raises:
-        UsageError: An option is invalid, or ``crop`` makes anything but one uint8 image in HWC.
+        UsageError: An option is invalid, ``transform`` is for boxes or keypoints, or ``crop`` makes anything
+            but one uint8 image in HWC.
     """
+
+    def __post_init__(self) -> None:
+        if getattr(self.transform, "processors", None):
+            raise UsageError(
+                "transform has bbox_params or keypoint_params, but gets only the image: call it in a function of "
+                "(record, rng), with set_random_state"
+            )
+        super().__post_init__()
 
     def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:
         # `set_random_seed` would give all transforms of a Compose the same draws.

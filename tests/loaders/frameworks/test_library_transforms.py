@@ -189,12 +189,11 @@ def test_each_step_of_albumentations_has_draws_of_its_own() -> None:
     images = [transform(COFFEE, rng(record)) for record in range(30)]
 
     counts = [sum(np.array_equal(image, each) for image in images) for each in turned]
-    assert sum(counts) == 30
-    assert min(counts) > 0
+    assert (sum(counts), min(counts) > 0) == (30, True)
     np.testing.assert_array_equal(images[2], seeded(COFFEE, rng(2)))
 
 
-def test_a_tensor_of_albumentations_becomes_an_array() -> None:
+def test_a_tensor_of_albumentations_becomes_an_array_and_boxes_are_refused() -> None:
     wrap, A = albumentations().wrap, pytest.importorskip("albumentations")  # noqa: N806
     pytest.importorskip("torch")
     to_tensor = pytest.importorskip("albumentations.pytorch", exc_type=ImportError).ToTensorV2()
@@ -202,6 +201,8 @@ def test_a_tensor_of_albumentations_becomes_an_array() -> None:
     found = wrap(A.Compose([A.CenterCrop(20, 30), to_tensor]))(COFFEE, rng())
 
     assert (type(found), found.shape, found.dtype) == (np.ndarray, (3, 20, 30), np.uint8)
+    with pytest.raises(UsageError, match=r"bbox_params or .* gets only the image: call it in a function"):
+        wrap(A.Compose([A.Transpose()], bbox_params=A.BboxParams("coco")))
 
 
 def test_torchvision_is_given_an_image_of_its_own_or_of_pil() -> None:
