@@ -12,7 +12,9 @@ import pytest
 
 from shardprep import Flow, Loader
 from shardprep.cli.app import cli, run
+from shardprep.cli.console.options import make_transform
 from shardprep.formats import DatasetNotFound, inspect, open_collection, open_dataset, read_manifest, verify
+from shardprep.loaders import EvalTransform, GlobalShuffle
 from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
 from support.datasets import converted, prep_here
 
@@ -59,6 +61,29 @@ def test_wrong_usage_is_2_said_in_a_line_and_as_json(words: list[str], tmp_path:
     if not {"/nowhere", "--classes"} & {*words}:  # which are errors of what the command calls
         assert error["command"] == " ".join(["prep", *(word for word in words[:1] if word in cli.commands)])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("convert . out --check-images all", "--check-images is only for --dry-run"),
+        ("demo .", "is not empty; choose another folder"),
+        ("find . image --run log", "is a folder of splits; --run needs one of them"),
+        ("gate . --max leaks", "'leaks' is not NAME=N; names are damaged, leaks"),
+        ("gate . --max-leaks few", "'few' is neither a number of records nor a share"),
+        ("inspect s3://bucket/train --html page.html", "copy it with prep fetch"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(line: str, says: str, splits: Path) -> None:
+    done = prep_here(*line.split(), cwd=splits)
+
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+
+
+def test_the_names_of_crops_and_shuffles_mean_those_of_the_loader() -> None:
+    assert make_transform("eval", 224) == EvalTransform(224, resize=256)
+    words = ["shards", "--to=tcp://127.0.0.1:1", "--shuffle=global"]
+    assert cli.commands["serve"].make_context("serve", words).params["shuffle"] == GlobalShuffle()
 
 
 def test_an_option_without_its_value_is_one_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:

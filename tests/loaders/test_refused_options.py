@@ -161,6 +161,10 @@ SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("",))]
 FAKE = each_of(
     batch_size=(0,), size=((0, 4), 4, (4, 4, 3)), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,)
 )
+DECLARING = partial(nothing)
+DECLARING.outputs = 5  # type: ignore[attr-defined]
+OUTSIDE = ((-1, 0, 2, 2), (0, -1, 2, 2), (0, 0, 0, 3), (0, 0, 3, 0), (498, 0, 3, 1), (0, 498, 1, 3))
+ALONE = [({name: value}, "a map with processes") for name, value in (("deadline", 1), ("outputs", ()))]
 TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
@@ -183,7 +187,11 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
     (
         partial(RemoteSource, endpoint=ANY_PORT),
-        [*each_of(lease_seconds=(0,), limit_bytes=LIMITS, ordered=("no",)), *ENDS],
+        [
+            *each_of(lease_seconds=(0,), limit_bytes=LIMITS, ordered=("no",)),
+            *ENDS,
+            ({"endpoint": []}, "at least one"),
+        ],
     ),
     (
         partial(measure_disk, Path()),
@@ -208,12 +216,24 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (shardprep.decode_rgb, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
     (shardprep.read_image_header, [({"image": "photo.jpg"}, "read_bytes.*not 'photo.jpg'")]),
     (partial(shardprep.decode_rgb, b""), each_of(crop=((0, 0, 1, 1.0), (0, 0, 1)))),
+    (
+        partial(shardprep.decode_rgb, PHOTOGRAPHS[0].read_bytes()),
+        [({"crop": crop}, "not within 500x500 pixels") for crop in OUTSIDE],
+    ),
     (shardprep.open_collection, [({"path": "."}, "is not a collection")]),
     (shardprep.Field.from_json, [({"value": {"kind": "int"}}, "a column's name .*: None")]),
     (RECEIPT.check, each_of(records=("0", 0.0))),
     (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
     (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),
     (numbers(Path()).map, [({"function": None}, "a function is needed here")]),
+    (
+        partial(numbers(Path()).map, abs),
+        [({"threads": 2, "processes": 2}, "a number for one of them"), *ALONE],
+    ),
+    (numbers(Path()).cache().in_process, [({}, "put it after in_process")]),
+    (numbers(Path()).repeat().save, [({"output": "x"}, "an infinite flow cannot be saved")]),
+    (numbers(Path()).transform, [({"transform": DECLARING}, "must be a tuple of ArraySpec, not 5")]),
+    (partial(send_batches, endpoint=ANY_PORT), [({"batches": b}, "batches come from") for b in (5, "x", {})]),
     (partial(numbers(Path()).map_component, abs, 0), each_of(random=("no",))),
     (partial(numbers(Path()).batch, 2), each_of(as_list=("no",))),
 ]

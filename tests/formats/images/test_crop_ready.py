@@ -146,6 +146,9 @@ def test_a_crop_is_of_the_image_as_its_first_orientation_turns_it(orientations: 
     found = decode_rgb(record, crop=(30, 20, 50, 60), orientation="apply")
 
     np.testing.assert_array_equal(found, whole[20:80, 30:80])
+    to_the_edge = (30, 20, whole.shape[1] - 30, whole.shape[0] - 20)
+    found = decode_rgb(record, crop=to_the_edge, orientation="apply")
+    np.testing.assert_array_equal(found, whole[20:, 30:])
 
 
 @pytest.mark.parametrize(

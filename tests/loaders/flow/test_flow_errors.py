@@ -155,6 +155,8 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
     ),
     (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x), "item 2.*drop_none=True"),
     (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x, threads=2), "item 2.*drop_none=True"),
+    (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x, processes=1), "(?s)drop_none=.*In .*item 2"),
+    (lambda: over({"a": 1, "b": 2}).zip(over({"b": 3})), r"names in common \(a, b; b\)"),
     (lambda: over(1).map(lambda x: 5, processes=1, outputs=IMAGE), r"float32\[4, 5\] and returns int64\[\]"),
     (lambda: over(5).transform(EvalTransform(8)), r"(?s)items of \(image, label\).*item 0 of pass 0"),
     (lambda: over((ZEROS, 5)).transform(EvalTransform(8)), "needs encoded images, as bytes, not ndarray"),

@@ -249,6 +249,7 @@ def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(stats: Loader
 
     assert (verdict is None) == (not stats.timed or not stats.elapsed)
     if verdict:
+        assert str(verdict) == str(stats)
         assert str(verdict).startswith(f"{verdict.limit} limits, at ")
         assert "inf" not in str(verdict)
         assert "nan" not in str(verdict)
