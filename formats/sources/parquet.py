@@ -184,7 +184,7 @@ def recognise_parquet(
 ) -> ParquetRows | None:
     """Return the source of a Parquet file or a folder of them, else None. Raises UsageError, OSError.
 
-    Files with the names of the tars ``beside`` them are img2dataset's descriptions of these.
+    Files with the names of the tars or TFRecords ``beside`` them are img2dataset's descriptions of these.
     """
     files = find_split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None or (beside and files.stems <= beside.stems):

@@ -280,7 +280,8 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
         raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
     if not is_folder or not find_archives(path):  # files beside official tars are not sources
         tars, examples = recognise_webdataset(*arguments), recognise_tfrecord(*arguments)
-        rows = recognise_parquet(*arguments, beside=tars.files if tars else None)
+        beside = tars or examples
+        rows = recognise_parquet(*arguments, beside=beside.files if beside else None)
         if source := _single_source(
             (tars, examples, rows), "holds {}; give a folder or a file of one of them", path
         ):
