@@ -299,12 +299,25 @@ def _column_field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) 
         of_column = "text"
     elif text == "bool":
         of_column = "bool[]"
-    elif text.startswith(_LISTS) and (element := str(kind.value_type)) in (*_NUMBERS, "bool"):
-        size = kind.list_size if text.startswith("fixed") else "*"
-        of_column = f"{_FLOATS.get(element, element)}[{size}]"
+    elif text.startswith(_LISTS):
+        of_column = _list_kind(kind, feature)
     if of_column == "json" and "binary" in text:
-        raise UsageError(f"the column {name} has bytes within {text}; write them as columns of their own")
+        advice = "write them as columns of their own, or save the rows with write_dataset, in Python"
+        raise UsageError(f"the column {name} has bytes within {text}; {advice}")
     return Field(column_name(name), of_column)
+
+
+def _list_kind(kind: Any, feature: Any) -> str:
+    """Return the kind of a column of lists: arrays of numbers, nested only with a fixed shape, or json."""
+    sizes: list[Any] = []
+    while (text := str(kind)).startswith(_LISTS):
+        sizes.append(kind.list_size if text.startswith("fixed") else "*")
+        kind = kind.value_type
+    if isinstance(feature, dict) and str(feature.get("_type")).startswith("Array"):  # Array2D to Array5D
+        sizes = [size or "*" for size in feature["shape"]]
+    if (sizes[1:] and "*" in sizes) or text not in (_NUMBERS if sizes[1:] else (*_NUMBERS, "bool")):
+        return "json"
+    return f"{_FLOATS.get(text, text)}[{','.join(map(str, sizes))}]"
 
 
 class RowReader(FilesReader):

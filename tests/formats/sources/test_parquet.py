@@ -31,7 +31,8 @@ def write(path: Path, columns: dict[str, Any], *, names: list[str] | None = None
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({name: pa.array(*(v if isinstance(v, tuple) else [v])) for name, v in columns.items()})
     if names is not None:
-        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        label, grid = {"names": names, "_type": "ClassLabel"}, {"shape": [2, 1], "_type": "Array2D"}
+        features = {"label": label, "grid": grid}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     pq.write_table(table, path)
     return path
@@ -50,32 +51,31 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "count": ([7], pa.uint8()),
         "score": ([0.5], pa.float32()),
         "raw": ([b"\0\xff"], pa.binary(2)),
-        "ids": [[1, 2, 3]],
-        "box": ([[0.5, 1.0]], pa.list_(pa.float32(), 2)),
-        "tags": [["a", None]],
+        "ids": [[1, 2, 3]], "box": ([[0.5, 1.0]], pa.list_(pa.float32(), 2)),
+        "tags": [["a", None]], "grid": [[[3], [4]]], "boxes": [[[0.5]]],
         "objects": [{"area": [1.5, math.nan], "name": "x"}],
-        "seg": [{"path": None, "bytes": PNG}],
-        "crowd": [True],
-        "maybe": ([None], pa.int64()),
-        "weight": ([None], pa.float32()),
+        "seg": [{"path": None, "bytes": PNG}], "crowd": [True],
+        "maybe": ([None], pa.int64()), "weight": ([None], pa.float32()),
         "pairs": ([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
         "species": pa.array(["ant"]).dictionary_encode(),
         "when": [datetime.datetime(2024, 5, 6, 7, 8, 9)],
-    }
+    }  # fmt: skip
     (link := tmp_path / "a.parquet").symlink_to(write(tmp_path / "blob", columns, names=["ant"]))
     listing = recognise(link).listing("train")
     assert {field.name: field.kind for field in listing.schema} == {
         "caption": "text", "count": "int", "score": "float", "raw": "bytes", "ids": "int64[*]",
         "box": "float32[2]", "tags": "json", "objects": "json", "seg": "image", "crowd": "bool[]",
         "maybe": "json", "weight": "float", "pairs": "json", "species": "text", "when": "text",
+        "grid": "int64[2,1]", "boxes": "json",
     }  # fmt: skip
     record = records(listing)["0.jpg"]
-    assert [record.pop(name).tolist() for name in ("ids", "box", "crowd")] == [[1, 2, 3], [0.5, 1.0], True]
+    arrays = [record.pop(name).tolist() for name in ("ids", "box", "crowd", "grid")]
+    assert arrays == [[1, 2, 3], [0.5, 1.0], True, [[3], [4]]]
     assert math.isnan(record.pop("weight"))
     assert record == {
         "label": -1, "image": IMAGES[0], "caption": "ein Käfer", "count": 7, "score": 0.5, "raw": b"\0\xff",
         "tags": ["a", None], "objects": {"area": [1.5, None], "name": "x"}, "seg": PNG, "maybe": None,
-        "pairs": [["a", 1]], "species": "ant", "when": "2024-05-06 07:08:09",
+        "boxes": [[0.5]], "pairs": [["a", 1]], "species": "ant", "when": "2024-05-06 07:08:09",
     }  # fmt: skip
 
 
