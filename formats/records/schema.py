@@ -481,7 +481,8 @@ class Schema:
             raise UsageError(f"a schema is a dict of names and kinds, or Fields, not {wrong[0]!r}")
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
         if len(names) > MAX_COLUMNS:
-            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are allowed")
+            advice = "leave some out, or put several into one of kind json"
+            raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are allowed: {advice}")
         for name in names:
             if name in RESERVED or names.count(name) > 1:
                 why = "is a reserved name" if name in RESERVED else "occurs twice, ignoring case"

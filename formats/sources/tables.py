@@ -341,12 +341,12 @@ class TableForm:
         Raises ValueError if that is neither a header nor an object, or if names are not ``unique``, and
         UsageError if the file's suffix is not that of a table.
         """
-        suffix, first = file.path.suffix.lower(), next(Lines(file), "")
-        if not first.strip():
-            raise ValueError("is empty; a table begins with the names of its columns")
-        if suffix not in CSV_SUFFIXES + JSON_SUFFIXES:
+        if (suffix := file.path.suffix.lower()) not in CSV_SUFFIXES + JSON_SUFFIXES:
             known = ", ".join(CSV_SUFFIXES + JSON_SUFFIXES)
             raise UsageError(f"is not a known kind of table; known kinds are {known}", path=file.path)
+        first = next(Lines(file), "")
+        if not first.strip():
+            raise ValueError("is empty; a table begins with the names of its columns")
         delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
         names = tuple(_parse_csv(first, delimiter) if delimiter else _parse_object(first))
         if unique and len(set(names)) != len(names):
