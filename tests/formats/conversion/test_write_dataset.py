@@ -168,6 +168,12 @@ BAD_ITEMS: list[tuple[list[Any], dict[str, str] | None, str]] = [
         "item 4: x: .*; schema=",
     ),  # as 3 are large
     ([{"label": n, "v": 0} for n in (0, 100_000)], None, "item 1: label: .* -1 to 99999"),
+    *(
+        ([{"label": 0, "v": 0}, {"label": v, "v": 0}], None, "item 1: label: .* a label")
+        for v in ("dog", 1.5)
+    ),
+    *(([{"key": key, "v": 0}], None, "item 0: key: .* 1 to .* bytes and no NUL") for key in ("", "a\0b")),
+    ([{"image": np.zeros((2, 2, 3)), "v": 0}], None, "item 0: image: .*encode pixels, or give them another"),
     ([{"key": f"k{n % 7}", "v": n} for n in range(9)], None, "item 7: its key is that of item 0, 'k0'$"),
     *(
         ([{"a": [1]}, {"a": value}], None, "item 1: ")
@@ -213,6 +219,10 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"seed": "1"}, "a seed must be"),
         ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
         *(([{"label": "a", "v": 1}], {"classes": n}, "unique names") for n in ("ab", ["a", "a"], ["\ud800"])),
+        ([1], {"split": "dev"}, "the split is one of train, val, test, not 'dev'"),
+        ([1], {"order": "random"}, "the order is one of given, shuffled, not 'random'"),
+        ([{"a": 1}], {"classes": ["dog"]}, "classes need items with a label"),
+        ([{"label": "dog", "v": 1}], {}, "the labels are names; give classes="),
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "a dict of names and kinds, .* not 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),

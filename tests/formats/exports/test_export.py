@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from shardprep.formats import export, open_dataset, read_manifest, write_dataset
 from shardprep.formats.errors import CorruptRecord, DataError, NoSpace, PlanMismatch, UsageError
@@ -90,9 +90,10 @@ def test_a_finished_export_is_recognised_what_is_damaged_is_built_again_and_a_da
     assert again.files == mended.files
     assert tree(tmp_path / "out") == tree(whole[to])
     marker = writable(tmp_path / "out" / MARKER)
-    marker.write_bytes(marker.read_bytes().replace(b'"size":', b'"size":-'))
-    with pytest.raises(DataError, match="was not written by an export"):
-        export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
+    for damaged in (marker.read_bytes().replace(b'"size":', b'"size":-'), b"{}\n"):
+        marker.write_bytes(damaged)
+        with pytest.raises(DataError, match="was not written by an export"):
+            export(intact, tmp_path / "out", to=to, shard_size=SIZE, workers=0)
     marker.unlink()
     os.mkfifo(marker)
     with pytest.raises(DataError, match="not a regular file"):
@@ -370,6 +371,7 @@ def folded(name: str) -> str:
 
 
 @given(st.dictionaries(KEYS, st.integers(-1, len(CLASSES) - 1), min_size=1, max_size=8))
+@example({"a": 0, "A": 0, "b": 0, "%41": 0, "\u00e4": -1, "a\u0308": -1})
 def test_files_have_different_safe_names_on_any_file_system(records: dict[str, int]) -> None:
     index, done = index_of(list(records), list(records.values())), list[int]()
 

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from shardprep.formats import export, open_dataset, write_dataset
+from shardprep.formats.exports import parquet
 from shardprep.formats.exports.export import FORMATS
 from support.datasets import converted
 from support.exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
@@ -220,8 +221,12 @@ def pixels(image: bytes) -> bytes:
             return opened.convert("RGB").tobytes()
 
 
-def test_parquet_has_small_row_groups_and_the_features_of_hugging_face(splits: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "rows"), [("MAX_IMAGES", [7, 7, 7, 3]), ("GROUP_BYTES", [1] * 24)])
+def test_parquet_has_small_row_groups_and_the_features_of_hugging_face(
+    limit: str, rows: list[int], splits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(parquet, limit, rows[0])
     export(splits / "train", tmp_path, to="parquet", workers=0)
 
     (path,) = files(tmp_path, "train-00000-of-00001.parquet")
@@ -232,7 +237,8 @@ def test_parquet_has_small_row_groups_and_the_features_of_hugging_face(splits: P
         assert features["label"] == {"_type": "ClassLabel", "names": list(opened.classes)}
     assert features["image"] == {"_type": "Image"}
     assert file.metadata.num_rows == 24
-    assert max(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)) <= 100
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == rows
+    assert parquet.MAX_IMAGES <= 100
 
 
 def test_croissant_describes_each_file_class_and_field(splits: Path, tmp_path: Path) -> None:

@@ -318,10 +318,12 @@ def test_foreign_lines_behind_a_log_or_its_signature_are_refused_and_a_long_one_
     signed_twice = b"".join(lines)
     signed_twice += Signature.of(signed_twice, signed / "trainer.pem").line()
     begun = b'{"format": "shardprep signature", '
+    unordered = replace(RunLog.load(signed / "log").entries[0], passed=((9, 1),))
     for data, message in (
         (line + signature + line, "has lines after its signature"),
         (signed_twice, "line 2 is neither"),
         (line + signature[:-1] + b" \n", "another form"),
+        (unordered.line(), "neither the log of a run nor"),
         (line + line + signature, "was changed: its signature does not match"),
         (line + begun + b'"x": ' + b"[" * 200_000, None),
         (line + begun + b'"version": 1, "public_key": "AA==", "signature": "AA=="}\n', None),

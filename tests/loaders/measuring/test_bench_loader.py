@@ -20,6 +20,8 @@ from shardprep.loaders.measuring.bench import (
     LoaderBench,
     LoaderSpeed,
     MemoryUse,
+    Probe,
+    Probes,
     Sweep,
     bench,
     judge_encoded,
@@ -163,6 +165,13 @@ def test_a_slow_transform_is_confirmed_by_runs_without_it(lmdb_shards: Path) -> 
     assert found["hand-over"].images_per_second > 2 * speed.images_per_second
     assert (found["encoded"].confirms, found["hand-over"].confirms) == (True, True)
     assert json.loads(json.dumps(probes.to_json()))["confirmed"] is probes.confirmed
+
+
+@pytest.mark.parametrize(
+    ("runs", "confirmed"), [([], None), ([None], None), ([None, True], True), ([True, False], False)]
+)
+def test_probes_that_tell_nothing_do_not_count(runs: list[bool | None], confirmed: bool | None) -> None:
+    assert Probes("decode", tuple(Probe("again", 1.0, "", each) for each in runs)).confirmed is confirmed
 
 
 def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> None:
