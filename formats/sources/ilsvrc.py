@@ -188,7 +188,7 @@ class Ilsvrc(Source):
         if not self.truth.labels_by_file:
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
-                f"{VAL_LABEL_FILES} beside them, or convert a list of paths and labels",
+                f"{VAL_LABEL_FILES} beside them, convert a list of paths and labels, or name COCO's file with --coco",
                 path=self.url or self.annotations,
             )
         return self.truth
