@@ -187,6 +187,7 @@ class Channel(Owner):
 
     def send(self, *parts: Part) -> None:
         """Send the parts as one message, blocking. Raises OSError if the other end is closed."""
+        self._end.setblocking(True)
         self._end.sendall(_encode_message(parts), socket.MSG_NOSIGNAL)
 
     def post(self, *parts: Part) -> None:
@@ -195,23 +196,26 @@ class Channel(Owner):
 
     def flush(self) -> bool:
         """Send queued messages without blocking; return whether all are sent. Raises OSError as ``send``."""
+        self._end.setblocking(False)
         with suppress(BlockingIOError):
             while self._unsent:
-                sent = self._end.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = self._end.send(self._unsent, socket.MSG_NOSIGNAL)
                 del self._unsent[:sent]
         return not self._unsent
 
     def receive(self) -> bytes | None:
         """Wait for the next message; return None if the other end is closed."""
+        self._end.setblocking(True)
         while (message := self._next()) is None:
-            if not self._read(0):
+            if not self._read():
                 return None
         return message
 
     def messages(self) -> Iterator[bytes]:
         """Yield the messages received so far, without blocking; set ``ended`` if no more can come."""
+        self._end.setblocking(False)
         with suppress(BlockingIOError):
-            while self._read(socket.MSG_DONTWAIT):
+            while self._read():
                 while (message := self._next()) is not None:
                     yield message
 
@@ -223,9 +227,9 @@ class Channel(Owner):
     def close(self) -> None:
         self._end.close()
 
-    def _read(self, flags: int) -> bool:
+    def _read(self) -> bool:
         try:
-            piece = self._end.recv(_PIECE, flags)
+            piece = self._end.recv(_PIECE)
         except ConnectionResetError:  # the other process ended before reading everything
             piece = b""
         self._buffer += piece

@@ -138,7 +138,7 @@ def children():
 """
 
 
-OLD_LIBRARY = "import os\ndel os.pidfd_open, os.memfd_create\n"
+OLD_LIBRARY = "import os, socket\ndel os.pidfd_open, os.memfd_create\nsocket.setdefaulttimeout(0.01)\n"
 USE = """
 import sys
 from shardprep import Loader
@@ -154,7 +154,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_python_built_for_an_old_c_library_as_by_uv_and_conda_converts_and_loads(
+def test_python_for_an_old_c_library_as_by_uv_and_conda_converts_and_loads_also_with_a_socket_timeout(
     archives: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(OLD_LIBRARY)
