@@ -47,6 +47,7 @@ NOTHING_STARTS = (
 )
 
 _is_importing_main = False
+COMMANDS_OF_CHILDREN = ("--multiprocessing-fork", "from multiprocessing.")
 
 SIGNALS_OF_PROGRAM = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 """Signals that Slurm's --signal, or a terminal that closes, sends to its children, too."""
@@ -112,7 +113,15 @@ def import_main(main: Mapping[str, str]) -> None:
 
 
 def refuse_in_main_import() -> None:
-    """Raise UsageError in a child whose import of the main module starts processes, for lack of a guard."""
+    """Raise UsageError in a child whose import of the main module starts processes, for lack of a guard.
+
+    A child of a frozen program, as of PyInstaller, is the program itself until it calls ``freeze_support``.
+    """
+    if getattr(sys, "frozen", False) and any(word.startswith(COMMANDS_OF_CHILDREN) for word in sys.argv[1:]):
+        raise UsageError(
+            "this frozen program runs again in place of a worker process: begin its main script with "
+            "multiprocessing.freeze_support()"
+        )
     if _is_importing_main:
         raise UsageError(
             "a worker process imports the main script, which must not start processes while it is "

@@ -36,7 +36,8 @@ def share_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
     forever for a child that is stopped or dead. With cloudpickle, lambdas, closures and definitions of the
     main module are pickled by value. Raises UsageError if the work cannot be pickled.
     """
-    has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    has_file = getattr(sys, "frozen", False) or Path(file or "").is_file()
     try:
         pickled = pickle_for_process(work, with_main=has_file)
         if pickled.needs_main and not has_file:

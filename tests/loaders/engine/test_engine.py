@@ -143,11 +143,6 @@ def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
         next(engine.run(plans_of(4, 4)))
 
 
-def test_work_that_cannot_be_pickled_is_an_error_at_the_start() -> None:
-    with pytest.raises(UsageError, match="cannot be sent to the workers"):
-        Engine(Writing({0: threading.Lock()}), layout(4), workers=1)  # type: ignore[dict-item]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("by", torture_except([-1, 1], -1))
 @pytest.mark.parametrize("count", torture_except([0, 1], 0))
@@ -249,10 +244,15 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         assert engine.stats().restarts == 0
 
 
-def test_a_daemonic_process_is_told_that_it_cannot_have_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_workers_cannot_start_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="cannot be sent to the workers"):
+        Engine(Writing({0: threading.Lock()}), layout(4), workers=1)  # type: ignore[dict-item]
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-
     with pytest.raises(UsageError, match="workers=0"):
+        Engine(Writing(), layout(4), workers=1)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "argv", ["program", "--multiprocessing-fork", "pipe_handle=3"])
+    with pytest.raises(UsageError, match="freeze_support"):
         Engine(Writing(), layout(4), workers=1)
 
 
