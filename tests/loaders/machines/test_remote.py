@@ -472,7 +472,7 @@ def test_closing_ends_senders_with_an_unread_hello() -> None:
 
 
 def test_a_forked_copy_does_not_draw_and_close_ends_a_waiting_thread() -> None:
-    with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, RemoteSource(ANY_PORT) as source:
         copy = get_context("fork").Process(target=next, args=[iter(source)], daemon=True)
         copy.start()
         copy.join(TIMEOUT_S)
@@ -498,7 +498,7 @@ def test_time_in_which_the_receiver_is_stopped_is_no_time_of_leases() -> None:
 
 
 def test_messages_without_end_do_not_delay_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, RemoteSource(ANY_PORT) as source:
         message = Message(b"peer", [zmq.Frame(b"garbage")])
         monkeypatch.setattr(source._reception.socket, "receive", lambda: message)
         drawing = pool.submit(list, source)
@@ -540,7 +540,7 @@ def test_a_receiver_with_an_ipv6_endpoint_names_its_others_as_they_were_given() 
 
 
 def test_a_sender_of_its_own_batches_and_one_of_shared_ones_are_refused_at_the_other_s_receiver() -> None:
-    with RemoteSource(ANY_PORT) as source, FrameReceiver(ANY_PORT) as receiver, ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, RemoteSource(ANY_PORT) as source, FrameReceiver(ANY_PORT) as receiver:
         for drawn, send, given in ((source, send_batches, [1]), (receiver, serve, numbers(Path()))):
             pool.submit(list, drawn)
             with pytest.raises(Refused, match="serve"):
