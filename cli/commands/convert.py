@@ -31,9 +31,10 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import DEFAULT_QUALITY
 from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
 from shardprep.formats.runtime.progress import count_of, format_size, records_of
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
-from shardprep.formats.sources.source import SPLITS, SourceOptions
+from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.transfer.publish import ConvertedTo, convert_to_url
 
 on_bad_image_option = options.choice(

@@ -40,7 +40,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.dataset import is_dataset, refuse_in_dataset
+from shardprep.formats.shards.dataset import SPLITS, is_dataset, refuse_in_dataset
 from shardprep.formats.shards.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -51,7 +51,7 @@ from shardprep.formats.shards.manifest import (
 from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
+from shardprep.formats.sources.source import Listing, Problems, Source, SourceOptions
 from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
 
 

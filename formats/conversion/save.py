@@ -67,11 +67,11 @@ from shardprep.formats.runtime.processes import pickle_for_worker, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.columns import BOX_COLUMNS
-from shardprep.formats.shards.dataset import Dataset
+from shardprep.formats.shards.dataset import SPLITS, Dataset
 from shardprep.formats.shards.manifest import Manifest, box_columns
 from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES
 from shardprep.formats.sources.listing import repeated_keys
-from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
+from shardprep.formats.sources.source import ByteReader, Entries, Listing, Problems, entry_dtype
 
 ITEMS_PER_UPDATE = 64  # of the progress
 DEFAULT_SHARD_SIZE = 64 << 20

@@ -301,7 +301,7 @@ class RecordSet(Closable, ABC):
         self._opened.close()
 
 
-SPLIT_ORDER = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset
 
 
@@ -316,7 +316,7 @@ def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
     if not path.is_dir() or is_dataset(path) or is_collection(path):
         return {}
     splits = {sub.name: sub for sub in path.iterdir() if sub.name != "lost+found" and is_dataset(sub)}
-    first = [name for name in SPLIT_ORDER if name in splits]
+    first = [name for name in SPLITS if name in splits]
     return {name: splits[name] for name in (*first, *sorted(splits.keys() - set(first)))}
 
 

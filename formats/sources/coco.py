@@ -21,16 +21,9 @@ from shardprep.formats.records.record import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema, refuse_constant
 from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.listing import EntryTable, GrowingTable, find_unlisted, record_key
-from shardprep.formats.sources.source import (
-    SPLITS,
-    Entries,
-    Listing,
-    Problems,
-    Source,
-    SourceOptions,
-    split_folders,
-)
+from shardprep.formats.sources.source import Entries, Listing, Problems, Source, SourceOptions, split_folders
 from shardprep.formats.sources.tables import ImagesAndFile, relative_path
 from shardprep.formats.sources.tar import describe_archive
 from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note

@@ -19,10 +19,10 @@ from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, LabelSpace
 from shardprep.formats.records.schema import CODECS, BadValue, Field, Schema
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
-    SPLITS,
     ByteReader,
     Entries,
     Listing,

@@ -16,7 +16,7 @@ from shardprep.formats.records.record import LabelSpace, permutation
 from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.runtime.work_folder import flag_of
-from shardprep.formats.shards.dataset import Dataset, is_collection, open_with_root, splits_of
+from shardprep.formats.shards.dataset import SPLITS, Dataset, is_collection, open_with_root, splits_of
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -38,7 +38,6 @@ from shardprep.formats.sources.lists import recognise_list, recognise_metadata
 from shardprep.formats.sources.pairs import recognise_pairs
 from shardprep.formats.sources.parquet import recognise_parquet
 from shardprep.formats.sources.source import (
-    SPLITS,
     Archive,
     Entries,
     Listing,

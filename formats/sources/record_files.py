@@ -23,10 +23,10 @@ from shardprep.formats.records.schema import RESERVED, BadValue, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, errors_as_damage
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.progress import Progress, count_of
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
-    SPLITS,
     ByteReader,
     Entries,
     Listing,

@@ -21,9 +21,9 @@ from shardprep.formats.records.schema import ColumnChoice, Schema, parse_column_
 from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_flags, is_number
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.shards.read import Rows
 
-SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",

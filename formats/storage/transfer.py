@@ -25,7 +25,7 @@ from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
 from shardprep.formats.runtime.progress import Progress, report_shards
 from shardprep.formats.runtime.work_folder import add_resume_note
-from shardprep.formats.shards.dataset import SPLIT_ORDER
+from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.store import (
@@ -264,13 +264,13 @@ async def _find_splits(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, R
     with suppress(RemoteDenied, RemoteMissing):
         names = [name.removesuffix("/") for name in await folder.list_files() if name.endswith("/")]
         listed = {*filter(FILE_NAME.fullmatch, names)}
-    first = [name for name in SPLIT_ORDER if name in listed or not listed]
+    first = [name for name in SPLITS if name in listed or not listed]
     datasets: dict[str, RemoteDataset] = {}
     for name in (*first, *sorted(listed - set(first))):
         try:
             datasets[name] = await read_dataset(RemoteFolder(folder.place.child(name), policy))
         except (RemoteMissing, NothingThere) as error:  # the latter for a local folder
-            if name in listed and name in SPLIT_ORDER:
+            if name in listed and name in SPLITS:
                 raise _unpublished_error(error) from error
         except RemoteDenied:
             if listed:
