@@ -21,7 +21,7 @@ from shardprep.formats.runtime.progress import check_seconds
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
-from shardprep.loaders.loader.stats import Arrivals, LoaderStats, Verdict
+from shardprep.loaders.loader.stats import HAND_OVER, Arrivals, LoaderStats, Verdict
 from shardprep.loaders.loader.work import TRANSFORM_STAGES, item_dtype
 from shardprep.loaders.measuring.disk import DiskProfile, resident_share
 from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
@@ -36,7 +36,7 @@ PROBE_SHARE = 0.25  # the time of a probe as a share of the measurement's
 FASTER = 1.25  # the least ratio of rates that counts as faster
 EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # a probe says nothing about an expected ratio between these
 IN_MEMORY = 0.9  # with at least this share of the shards in the page cache, storage is not read
-TRANSPORT_STAGES = ("transport", "hand-over")
+TRANSPORT_STAGES = ("transport", HAND_OVER)
 
 
 LoaderFactory = Callable[..., Loader]
@@ -428,7 +428,7 @@ def judge_encoded(speed: LoaderSpeed, rate: float) -> Probe:
     times = rate / speed.images_per_second
     limits = "is" if times > FASTER else "is not"
     confirms = None
-    if speed.limit != "hand-over" and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
+    if speed.limit != HAND_OVER and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
         confirms = (times > FASTER) == (expected > FASTER)
     sentence = f"encoded bytes: {rate:,.0f} images/s, {times:.1f}x as many: decoding {limits} the bottleneck"
     return Probe("encoded", rate, sentence, confirms)
