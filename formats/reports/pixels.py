@@ -21,7 +21,7 @@ from shardprep.formats.runtime.jobs import completed_calls
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.read import FileEntry, Rows, Shard
+from shardprep.formats.shards.read import ADDRESS, FileEntry, Rows, Shard
 from shardprep.formats.verification.checks import redirect_stderr
 
 MEAN_SIDE = 32  # pixels of the mean image
@@ -202,7 +202,7 @@ class ShardLook:
                 closing(Shard(self.path, self.container, self.entry)) as shard,
             ):
                 for row, number in zip(self.rows, self.numbers.tolist(), strict=True):
-                    address = row[["key", "label", "crc32c", "offset", "length"]].item()
+                    address = row[[*ADDRESS]].item()
                     try:
                         image = shard.read_image(int(row["ordinal"]), address)
                         results.append((number, self.look(row, image)))

@@ -192,6 +192,7 @@ Room = Callable[[int], Memory]
 
 Address = tuple[bytes, int, int, int, int]
 """A record without its image: key, label, CRC-32C, and the image's offset and length in the file."""
+ADDRESS = ("key", "label", "crc32c", "offset", "length")  # its columns, in the index, too
 
 
 class ShardWriter(Owner, AbstractContextManager["ShardWriter"]):
@@ -406,7 +407,7 @@ def read_places(path: Path, archive: ShardFile) -> Addresses:
     if not is_table or len(data) - start != records * row.itemsize:
         raise ShardDamaged("is not a table of images in an archive; prep repair rebuilds it", path=path)
     rows = np.frombuffer(data, row, records, start)
-    return rows[["key", "label", "crc32c", "offset", "length"]]
+    return rows[[*ADDRESS]]
 
 
 Image = TypeVar("Image", bytes, Memory)

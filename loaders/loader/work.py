@@ -29,7 +29,7 @@ from shardprep.formats.runtime.progress import check_int, check_seed, count_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of
 from shardprep.formats.shards.manifest import box_columns
-from shardprep.formats.shards.read import DAMAGE, Address, Room
+from shardprep.formats.shards.read import ADDRESS, DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
@@ -62,7 +62,6 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decoding_seconds
 
-ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index and of an Item
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
 TRANSFORM_STAGES = STAGES[1:]
 
