@@ -69,6 +69,9 @@ def test_images_of_every_kind_are_read_back(kinds: Path, to: str, tmp_path: Path
     export(kinds, tmp_path, to=to, shard_size=4000, workers=0)
 
     assert_read(to, list(READERS[to](tmp_path)), kinds)
+    if to == "tfrecord":
+        spaces = {f["image/colorspace"].bytes_list.value[0] for f in tfrecord_features(tmp_path)}
+        assert spaces == {b"RGB", b"Grayscale"}
 
 
 def test_a_tar_has_whole_samples_in_order_and_members_that_say_nothing_of_the_machine(

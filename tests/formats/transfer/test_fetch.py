@@ -215,6 +215,7 @@ def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or
     words = ("fetch", TRAIN, tmp_path / "copy")
 
     first = prep_here(*words, "--shards", "0,1-1", "--json", "--quiet")
+    assert "run the same command without --shards" in prep_here(*words, "--shards", "0").stdout
     second = prep_here(*words, "--progress", "plain")
     for wrong in ("0-999", "3-", f"0-{1 << 64}"):
         assert prep_here("fetch", TRAIN, tmp_path / "other", "--shards", wrong).returncode == 2
@@ -354,6 +355,7 @@ def signatures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         ({"AWS_PROFILE": "misspelt"}, set(), 2, "'misspelt', which AWS_PROFILE names, is not in ~/.aws; c"),
         ({"AWS_ACCESS_KEY_ID": "AKIAENV"}, set(), 3, "there are no credentials"),
         ({"AWS_ENDPOINT_URL": "host:9000"}, set(), 2, "AWS_ENDPOINT_URL is 'host:9000', not a URL"),
+        ({"AWS_ENDPOINT_URL": "ftp://host"}, set(), 2, "not a URL"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, set(), 2, "not a URL"),
         (KEYS | {"ALL_PROXY": "http://127.1:9", "AWS_ENDPOINT_URL": "https://region"}, set(), 3, "on; try a"),
         ({"AWS_CONFIG_FILE": __file__}, set(), 2, "test_fetch.py: is not a valid file of profiles"),
