@@ -1,6 +1,7 @@
 """TFRecord files: what TensorFlow wrote comes out, and a hostile file is only an error."""
 
 import struct
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,10 @@ def test_files_of_no_records_and_labels_that_are_none_of_the_official_ones_are_n
     with pytest.raises(SourceDamaged, match="label is 0, but labels beside image/class/synset begin with 1"):
         recognise(tmp_path).listing("train")
     (tmp_path / "a.tfrecord").rename(tmp_path / "model-00000-of-00001").write_bytes(bytes(range(100)))
-    with pytest.raises(UsageError, match="is not a known source"):
-        recognise(tmp_path)
+    tarfile.open(tmp_path / "empty.tar", "w", pax_headers={"comment": "no member"}).close()
+    for none in (tmp_path, tmp_path / "empty.tar"):
+        with pytest.raises(UsageError, match="is not a known source"):
+            recognise(none)
 
 
 def test_each_checksum_is_checked_and_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:

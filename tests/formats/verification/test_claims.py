@@ -118,7 +118,7 @@ INDEX_LIES: dict[str, Change] = {
     "another shard": set_in("shard", 1, 0),
     "another ordinal": set_in("ordinal", 0, 1),
     "a length that no image has": set_in("length", (1 << 32) - 1),
-    **{f"the offset {offset}": set_in("offset", offset) for offset in (1 << 40, (1 << 64) - 1)},
+    **{f"the offset {offset}": set_in("offset", offset) for offset in (176_000, 1 << 40, (1 << 64) - 1)},
     "a key that is not UTF-8": set_in("key", b"\xff"),
     "a key with half of a pair": set_in("key", b"\xed\xa0\x80"),
     "keys that are text only together": lambda rows: rows["key"].put([0, 1], [b"a\xc3", b"\xa4"]),
