@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
@@ -125,10 +125,6 @@ class RemoteSource(Receiver):
 
     def _iterate(self, iteration: int) -> Iterator[Any]:
         yield from map(self._deliver, self._steps(iteration))  # no Ctrl-C separates a batch from its place
-        if (terms := self._reception.terms) and terms.steps == 0:  # without steps, it leaves all records out
-            receipt = Receipt(terms.dataset, self._position.pass_number)
-            receipt = receipt.leave_out(range(max(0, terms.records)))
-            self._position = replace(self._position, receipt=receipt)
         self._is_over = True
 
     def _deliver(self, step: LoadedStep) -> Any:
