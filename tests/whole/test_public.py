@@ -1,5 +1,6 @@
 """What users import: the names, what they cost, and what is said of them."""
 
+import ast
 import enum
 import importlib
 import importlib.metadata
@@ -75,14 +76,15 @@ def test_the_package_gives_the_names_that_training_programs_use() -> None:
     if find_spec("tensorflow"):
         names += ["QueueInput", "StagingInput", "DatasetInput", "ZMQInput", "to_dataset"]
         modules.append("shardprep.loaders.tf_inputs")
-
     homes = [importlib.import_module(module) for module in modules]
-
     members = dict(inspect.getmembers(shardprep))  # as help() and completion do, without all frameworks
     here = {name for name, needed in (("to_torch", "torch"), ("to_jax", "jax")) if find_spec(needed)}
     assert {*names, *here, "Loader", "Flow", "convert", "verify"} <= members.keys()
     for name in names:
         assert members[name] is next(getattr(home, name) for home in homes if hasattr(home, name))
+    found = {vars(n).get("module"): n for n in ast.walk(ast.parse(Path(shardprep.__file__).read_text()))}
+    for module, own in shardprep._MODULES.items():  # type: ignore[attr-defined]
+        assert [name.name for name in found[module].names] == own  # as type checkers see them
 
 
 def test_importing_the_package_imports_next_to_nothing() -> None:
