@@ -400,7 +400,7 @@ CODECS: dict[str, Codec] = {
     "float": FloatCodec(),
 }
 CLASS_CODECS = {"label": LabelCodec, "labels": LabelsCodec}
-KINDS = (*CODECS, *CLASS_CODECS, "an array such as float32[*,4]")
+KINDS = (*CODECS, *CLASS_CODECS, f"an array such as float32[*,4] of at most {MAX_VALUE_BYTES >> 20} MiB")
 RESERVED = ("key", "label", "image")  # parts of every record
 MAX_COLUMNS = 256
 
