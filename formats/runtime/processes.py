@@ -548,9 +548,8 @@ def _serve(channel: Channel) -> None:
     keep_freed_memory(KEPT_BYTES)
     answer: tuple[bool, Any] = (False, None)
     while True:
-        message = ForkingPickler.dumps(answer)
         try:
-            channel.send(message)
+            channel.send(ForkingPickler.dumps(answer))
         except ConnectionError:  # the parent ended, perhaps while this process was stopped
             return
         if (question := channel.receive()) is None:
