@@ -169,7 +169,10 @@ def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:
     if instances.name == ROBOFLOW_FILE:
         return instances.parent
     images, name = path / "images", instances.stem.removeprefix(PREFIX)
-    folders = (path / name, images / name, *([images] if alone else []))
+    folders = [path / name, images / name]
+    if alone:
+        word = name.rpartition("_")[2]  # as of person_keypoints_train2017
+        folders += [path / word, images / word, images]
     return next((folder for folder in folders if folder.is_dir()), None)
 
 

@@ -30,8 +30,7 @@ def coco(folder: Path, instances: dict[str, Any] | None = None, name: str = "tra
 
 
 def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) -> None:
-    folder = coco(tmp_path / "s")
-    coco(tmp_path / "s", name="train2014")
+    folder = coco(coco(tmp_path / "s"), name="train2014")
     with pytest.raises(UsageError, match="second file of the split train; choose one with --coco"):
         recognise(folder)
     (folder / "annotations/instances_train2017.json").rename(folder / "mine.json")
@@ -47,12 +46,14 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
     (folder / "train2014" / NAMES[4]).rename(folder / "train2014/unlisted.png")
     write(folder / "train2014/metadata.csv", b"another,table\n1,2\n")
-    (some,) = convert(folder, tmp_path / "some", workers=0, options=ConvertOptions(allow_partial=True))
+    persons = (folder / "annotations/instances_train2014.json").rename(folder / "persons_train2014.json").name
+    named, some_of_them = SourceOptions(True, coco=persons), ConvertOptions(allow_partial=True)
+    (some,) = convert(folder, tmp_path / "a", workers=0, options=some_of_them, source_options=named)
     with open_dataset(some.path) as opened:
         assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
     (folder / "train2014").rename(tmp_path / "moved")
     (folder / "train2014").symlink_to(tmp_path / "moved")
-    (note,) = recognise(folder, options=SourceOptions(True)).survey("train").notes
+    (note,) = recognise(folder, options=named).survey("train").notes
     assert note == "folders with images that are left out: train2017"
 
 
@@ -82,8 +83,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_instances_that_contradict_themselves_are_an_error(change: Any, match: str, tmp_path: Path) -> None:
-    instances = coco_instances(NAMES)
-    change(instances)
+    change(instances := coco_instances(NAMES))
 
     with pytest.raises(ShardprepError, match=match) as found:
         convert(coco(tmp_path / "s", instances), tmp_path / "out", workers=0)
