@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shardprep.formats import write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
 
@@ -38,6 +40,13 @@ def test_the_state_of_another_flow_is_refused_and_changes_nothing(flow: Flow) ->
     iter(flow)  # a pass begins with its first item
 
     assert flow.state_dict() == before
+
+
+def test_the_state_of_a_flow_with_other_columns_is_refused(tmp_path: Path) -> None:
+    write_dataset([{"a": 1, "b": 2}], tmp_path / "d", workers=0)
+    one, other = (Flow.from_dataset(tmp_path / "d", columns=[name]) for name in "ab")
+    with pytest.raises(UsageError, match=r"has .*columns=\('a',\).* where .*columns=\('b',\)"):
+        other.load_state_dict(one.state_dict())
 
 
 GOOD = FLOW.state_dict()
