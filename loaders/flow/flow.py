@@ -576,7 +576,7 @@ class Flow(Closable):
 
     def by_number(self) -> FlowItems | None:
         """Return the items of pass 0 by number, for :func:`.write_dataset`; None if they have no numbers."""
-        return FlowItems(self.node, self._resources) if self.can_pick and self.length.is_exact else None
+        return FlowItems(self.node, self._resources) if self.can_pick else None
 
     def save(
         self,

@@ -68,9 +68,7 @@ class Length:
 
     @property
     def items(self) -> int:
-        """The exact number of items. Raises UsageError if it is not known."""
-        if not self.is_exact:
-            raise UsageError(f"the length of this flow is {self}, but an exact one is needed here")
+        """The number of items, of an exact length."""
         return int(self.count)
 
     def filtered(self) -> Length:

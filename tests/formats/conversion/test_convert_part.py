@@ -21,6 +21,7 @@ from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep_here, tree
 from support.repository import ROOT
+from support.source_builders import write
 
 SHARD_SIZE = 60_000
 
@@ -82,6 +83,13 @@ def test_a_part_that_does_not_exist_is_refused(archives: Path, tmp_path: Path, p
     with pytest.raises(UsageError, match="restart"):
         convert_part(archives, tmp_path / "out", (1, 2), options=ConvertOptions(restart=True))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_part_leaves_a_folder_with_anything_else_alone(archives: Path, tmp_path: Path) -> None:
+    write(tmp_path / "train/mine.txt", b"")
+    with pytest.raises(UsageError, match="is not empty"):
+        convert_part(archives, tmp_path, (1, 2), split="train")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "train", tmp_path / "train/mine.txt"]
 
 
 def test_a_part_of_a_finished_conversion_reads_no_image_and_leaves_nothing(
