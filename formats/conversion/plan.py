@@ -29,7 +29,7 @@ from shardprep.formats.records.schema import BadValue
 from shardprep.formats.runtime.jobs import Unit, other_machine_error, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import check_flags, check_int, check_seed
-from shardprep.formats.shards.manifest import FORMAT_VERSION
+from shardprep.formats.shards.manifest import FORMAT_VERSION, PLAN
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Region, container
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
@@ -113,12 +113,10 @@ class PlanOptions:
         return "; ".join([*programs, encoder_version()] if self.shorter_side is not None else programs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options, those of re-encoding only if it is asked for."""
-        values = asdict(self)
-        if self.shorter_side is None:
-            del values["shorter_side"], values["quality"]
-        if not self.crop_ready:
-            del values["crop_ready"]
+        """Return the options that every manifest has, and of later ones those in use, to keep the roots."""
+        values = {n: v for n, v in asdict(self).items() if n in PLAN or v != getattr(PlanOptions, n)}
+        if self.shorter_side is not None:
+            values["quality"] = self.quality
         return values | ({"transcoder": self.transcoder} if self.transcodes else {})
 
 

@@ -119,13 +119,14 @@ def _dict_with(kinds: dict[str, type]) -> Callable[[Any], bool]:
 
 _DATASET = {"split": str, "partial": bool, "class_sorted": bool}
 _DATASET |= {"records": int, "image_bytes": int, "skipped": int}
-_PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
+PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
+PLAN |= {"decode_check": bool}
 
 PART_SHAPES: dict[str, Any] = {
     "dataset": _DATASET,
     "labels": _are_valid_labels,
     "source": _dict_with({"layout": str}),
-    "plan": _dict_with(_PLAN | {"decode_check": bool}),
+    "plan": _dict_with(PLAN),
     "writer": dict,
     "container": re.compile("|".join(ALL_CONTAINERS)),
     "kinds": _are_valid_kinds,

@@ -66,7 +66,6 @@ def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
     entries: list[Entry], options: PlanOptions
 ) -> None:
     made = make_plan(listing(entries), options)
-
     assert sorted(made.order) == list(range(len(entries)))
     bounds = [(shard.first, shard.last) for shard in made.shards]
     assert [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), len(entries)]
@@ -78,9 +77,11 @@ def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
         assert shard.size + made.entries_of(following)["length"][0] > options.shard_size
 
 
-def test_the_permutation_of_a_seed_never_changes() -> None:
+def test_the_permutation_of_a_seed_and_the_digest_of_a_plan_never_change() -> None:
     assert permutation(10, 0).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
     assert permutation(5, (1 << 64) - 1).tolist() == [0, 4, 2, 3, 1]
+    plans = [make_plan(listing(ENTRIES), PlanOptions(), version=(1, minor)) for minor in (0, 1)]
+    assert [plan.digest[7:23] for plan in plans] == ["995b7a74ae2b1446", "27ee84f5d62a906b"]
 
 
 DIFFERENCES: dict[str, Plan] = {
@@ -102,7 +103,6 @@ DIFFERENCES: dict[str, Plan] = {
 
 def test_the_digest_differs_for_every_difference() -> None:
     digests = {made.digest for made in DIFFERENCES.values()} | {plan_of(ENTRIES).digest}
-
     assert len(digests) == len(DIFFERENCES) + 1
     assert plan_of(ENTRIES, seed=np.int64(1)).digest == DIFFERENCES["seed"].digest
 
