@@ -126,6 +126,8 @@ def test_a_check_passes_exactly_when_every_record_came_once(records, total):
 def test_a_receipt_of_nothing_blesses_nothing_and_no_receipts_do_not_merge():
     with pytest.raises(DataError, match="delivered 0 of 300"):
         EMPTY.leave_out(range(300)).check(300)
+    with pytest.raises(DataError, match="some were delivered more than once"):
+        EMPTY.add([0, 0]).check(2)
     with pytest.raises(UsageError, match="none"):
         Receipt.merge([])
 
