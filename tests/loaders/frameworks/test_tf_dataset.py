@@ -13,6 +13,7 @@ from shardprep.loaders import Loader
 from shardprep.loaders.frameworks.tf_graph import SinkClosed, StagingAreas, Status
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
+    DummyConstantInput,
     FeedInput,
     InputMonitor,
     QueueInput,
@@ -195,6 +196,16 @@ def test_invalid_options_are_an_error_at_once() -> None:
     for call in (lambda: TensorInput(list, length=1.5), lambda: to_dataset([1], prefetch="2")):
         with pytest.raises(UsageError, match=r"(length|prefetch) must be a whole number"):
             call()
+    for call, says in (
+        (lambda: TensorInput(5), "make must be a function that returns tensors, not 5"),  # type: ignore[arg-type]
+        (lambda: DummyConstantInput(tf.TensorSpec([None, 3])), "of known shape"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            call()
+    with FeedInput([np.zeros(3)]) as feed, pytest.raises(Exception, match="call dequeue"):
+        tf.function(lambda: iter(feed))()
+    with TensorInput(lambda: tf.zeros(2)) as endless, pytest.raises(TypeError, match="give it a length"):
+        len(endless)
     for wrong in ([1, 2], None, tf.data.Dataset):
         with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
             DatasetInput(wrong)

@@ -159,6 +159,13 @@ def test_runs_part_where_their_deliveries_do(data: st.DataObject, lmdb_shards: P
     assert found is None or found.because
 
 
+def test_runs_on_other_datasets_part_at_the_first_step(lmdb_shards: Path, splits: Path) -> None:
+    with loader_on(lmdb_shards) as one, loader_on(splits / "train") as other:
+        parting = one.parting(other)
+    assert parting
+    assert (parting.kind, *parting.because) == ("dataset", "dataset")
+
+
 def test_each_step_that_is_compared_is_counted(lmdb_shards: Path) -> None:
     steps: list[None] = []
     with loader_on(lmdb_shards, shuffle=None, transform=None) as one:
