@@ -239,7 +239,8 @@ class CocoInstances:
                 raise ValueError(f"the image {number} has no file_name, or no valid width and height")
             place = relative_path(name, [self._walk.top])
             file = self._walk.find(place)
-            if file is None:  # Label Studio's paths begin with the name of the folder
+            if file is None:  # Label Studio's begin with the name of the folder, and a backslash on Windows
+                place = relative_path(name.replace("\\", "/"), [self._walk.top])
                 file = self._walk.find(place := place.removeprefix(f"{self._walk.top.name}/"))
             if file is None:
                 self.missing[number] = self._walk.top / place

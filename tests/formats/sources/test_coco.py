@@ -156,7 +156,8 @@ def test_the_split_is_a_word_of_the_files_name(name: str, split: str | None, tmp
 @pytest.mark.parametrize("source", ["annotations/instances_train2017.json", "my labels.json", ""])
 def test_a_file_of_instances_as_or_in_source_says_what_to_run(source: str, tmp_path: Path) -> None:
     write_pictures(tmp_path, names := [f"train2017/{name}" for name in NAMES])  # as in Label Studio
-    write(tmp_path / (source or "my labels.json"), json.dumps(coco_instances(names), indent=1).encode())
+    text = json.dumps(coco_instances(names), indent=1).replace("/", "/" if source else r"\\")
+    write(tmp_path / (source or "my labels.json"), text.encode())
 
     refused = prep_here("convert", tmp_path / source, tmp_path / "out")
 
