@@ -112,7 +112,8 @@ class Node(ABC):
 
     Nodes are frozen dataclasses: immutable, picklable, without the state of a pass. ``sources`` are the nodes
     that a node draws from; a source has none. ``title`` and ``facts`` are format strings for :attr:`label`
-    and :attr:`description`, with the node as ``{0}``; the defaults are the class name and all plain fields.
+    and :attr:`description`, with the node as ``{0}``; by default the class name, and the plain fields that
+    differ from their own defaults: so a later option does not change the states of flows.
     """
 
     title: ClassVar[str] = ""
@@ -146,8 +147,8 @@ class Node(ABC):
 
         It is the same whether the step runs in this thread, in other threads, or in processes.
         """
-        plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
-        own = ", ".join(f"{name}={value!r}" for name, value in plain.items() if _is_plain(value))
+        values = ((f, getattr(self, f.name)) for f in fields(cast("Any", self)))
+        own = ", ".join(f"{f.name}={v!r}" for f, v in values if _is_plain(v) and v != f.default)
         return f"{self.label.partition('(')[0]}({own if self.facts is None else self.facts.format(self)})"
 
     @property

@@ -65,7 +65,6 @@ def test_the_package_has_the_names_of_its_parts_and_no_others() -> None:
 @pytest.mark.parametrize("module", INSTALLED)
 def test_a_documented_module_has_the_names_that_users_know(module: str) -> None:
     found = importlib.import_module(module)
-
     assert sorted(found.__all__) == sorted(DOCUMENTED[module])
     assert all(hasattr(found, name) for name in DOCUMENTED[module])
 
@@ -119,7 +118,6 @@ CALLS = sorted(
 @pytest.mark.parametrize("call", [call for _, call in CALLS], ids=[name for name, _ in CALLS])
 def test_a_public_callable_documents_every_parameter(call: Any) -> None:
     names = [name for name in inspect.signature(call).parameters if name not in ("args", "kwargs")]
-
     assert [name for name in names if not re.search(rf"\b{name}\b", stated(call))] == []
 
 
@@ -142,6 +140,5 @@ def test_a_type_checker_finds_the_types_without_an_option(tmp_path: Path, checke
     command = [sys.executable, "-m", checker, "train.py"]
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
-
     assert '"Dataset | Collection"' in done.stdout
     assert "1 error" in done.stdout

@@ -112,6 +112,10 @@ def test_each_step_is_among_these_or_needs_processes() -> None:
     assert steps - {name.replace(",", "").split()[0] for name in STEPS} == {"transform", "in_process"}
 
 
+def test_an_option_that_is_left_at_its_default_does_not_change_a_state() -> None:
+    assert [Flow(Items(n)).state_dict()["flow"] for n in (20, 5)] == [["items()"], ["items(count=5)"]]
+
+
 def array_in(item: Any) -> np.ndarray:
     """The first array in an item."""
     while not isinstance(item, np.ndarray):
@@ -123,8 +127,7 @@ def array_in(item: Any) -> np.ndarray:
 @with_and_without_numbers
 def test_a_pass_that_is_over_has_ended_its_source(step: Callable[[Flow], Flow], can_pick: bool) -> None:
     source = Items(can_pick=can_pick)
-    for _ in step(Flow(source)):
-        pass
+    list(step(Flow(source)))
     assert source.open == []
 
 
