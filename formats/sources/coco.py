@@ -129,7 +129,7 @@ class CocoFolder(Source):
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(coco.images, options.follow_symlinks, IMAGE_COLUMNS)
         ids, missing, unlisted = tuple(parsed.categories), [*parsed.missing.values()], parsed.unlisted
-        lacks = {"missing": missing, f"not in {coco.instances.name}": unlisted}
+        lacks = [("missing", missing), (f"not in {coco.instances.name}", unlisted)]
         return Listing(
             split,
             self.LAYOUT,
@@ -138,9 +138,7 @@ class CocoFolder(Source):
             CocoReader(images, coco.instances, parsed.identity, schema, ids, parsed.images, parsed.places),
             archives=(describe_archive(coco.instances),),
             expected=len(parsed.entries) + len(missing) + len(unlisted),
-            shortfall=", ".join(
-                f"{count_of(len(f), 'file')} {w}, first {f[0]}" for w, f in lacks.items() if f
-            ),
+            shortfall=", ".join(f"{count_of(len(f), 'file')} {w}, first {f[0]}" for w, f in lacks if f),
             problems=parsed.problems,
             ignored=dict(parsed.ignored),
             notes=other_folders_note(self.root, self.folders),

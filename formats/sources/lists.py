@@ -197,8 +197,8 @@ class ListedImages:
                 own = [each for split, each in self.by_split.items() if source.places.get(split, "") == place]
                 listed = np.concatenate([each.entries["path"] for each in own])
                 walk = replace(self._walk, ignored=Counter())
+                advice = "has no row in the table; add one, or remove it"
                 for path in find_unlisted(walk, place, listed):
-                    advice = "has no row in the table; add one, or remove it"
                     walk.problems.add(SourceDamaged(advice, path=path))
                 own[0].ignored = walk.ignored
 

@@ -51,10 +51,7 @@ class Albumentations(WrappedTransform):
 
     def __post_init__(self) -> None:
         if getattr(self.transform, "processors", None):
-            raise UsageError(
-                "transform has bbox_params or keypoint_params, but gets only the image: call it in a function of "
-                "(record, rng), with set_random_state"
-            )
+            raise UsageError("transform gets no boxes or keypoints: call it in a function of (record, rng)")
         super().__post_init__()
 
     def applied(self, pixels: Pixels, rng: np.random.Generator) -> Any:

@@ -201,7 +201,7 @@ def test_a_tensor_of_albumentations_becomes_an_array_and_boxes_are_refused() -> 
     found = wrap(A.Compose([A.CenterCrop(20, 30), to_tensor]))(COFFEE, rng())
 
     assert (type(found), found.shape, found.dtype) == (np.ndarray, (3, 20, 30), np.uint8)
-    with pytest.raises(UsageError, match=r"bbox_params or .* gets only the image: call it in a function"):
+    with pytest.raises(UsageError, match="transform gets no boxes or keypoints: call it in a function of"):
         wrap(A.Compose([A.Transpose()], bbox_params=A.BboxParams("coco")))
 
 
