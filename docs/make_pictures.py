@@ -23,10 +23,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 HASHES = PICTURES / "inputs.json"
-PAGES = ("formats/reports/pages.py", "formats/reports/templates/*")
+PAGES = ("formats/reports/pages.py", "formats/reports/templates/[!d]*")  # without dataset.html
 INPUTS = {
     "convert.svg": ("cli/console/output.py", "cli/commands/convert.py"),
-    "report.png": PAGES,
+    "report.png": (*PAGES, "formats/reports/templates/dataset.html"),
     "run.png": (*PAGES, "loaders/loader/run_page.py"),
 }
 MAX_BYTES = 200_000  # of a picture
