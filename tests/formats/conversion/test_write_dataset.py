@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shardprep.formats import Record, join, open_dataset, read_manifest, verify, write_dataset
+from shardprep.formats import Record, join, open_dataset, read_manifest, report, verify, write_dataset
 from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.schema import DTYPES
@@ -138,8 +138,8 @@ def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
 def test_shuffled_items_are_all_there_and_in_another_order(whole: Path, tmp_path: Path) -> None:
     manifest = numbered().save(tmp_path / "out", order="shuffled", seed=1, workers=0)
     names = [item["name"] for item in Flow.from_dataset(tmp_path / "out")]
-
     assert manifest.plan["order"] == "given-shuffled"
+    assert "given-shuffled, seed 1" in report(tmp_path / "out", pixels="none", workers=0).to_html()
     assert names != [item["name"] for item in Flow.from_dataset(whole)]
     assert sorted(names) == sorted(item["name"] for item in numbered().at_pass(0))
     with pytest.raises(UsageError, match="only items with numbers"):
