@@ -138,9 +138,7 @@ def test_each_class_has_its_label_images_name_and_words(lmdb_shards: Path) -> No
         classes = opened.manifest.labels.classes
         images = [int((opened.index["label"] == label).sum()) for label in range(len(classes))]
 
-    said = prep_here("inspect", lmdb_shards, "--classes").stdout
-
-    head, *rows = said.splitlines()[-len(classes) - 1 :]
+    head, *rows = prep_here("inspect", lmdb_shards, "--classes").stdout.splitlines()[-len(classes) - 1 :]
     assert head.split() == ["label", "images", "name", "words"]
     assert [row.split(maxsplit=3) for row in rows] == [
         [str(label), str(images[label]), found.name, found.words] for label, found in enumerate(classes)

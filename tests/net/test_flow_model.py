@@ -629,8 +629,7 @@ def assert_each_pass(pipeline: Pipeline, flow: Flow) -> None:
             assert_same(drawn(iter(flow)), pipeline.expected(0))
         return
     left = iter(flow)
-    found = drawn(left, 2)
-    assert_same(Pass(found.items), Pass(pipeline.expected(0).items[:2]))
+    assert_same(Pass(drawn(left, 2).items), Pass(pipeline.expected(0).items[:2]))
     left.close()  # type: ignore[attr-defined]
     assert_same(drawn(iter(flow)), pipeline.expected(1))
     assert_same(drawn(flow.at_pass(0)), pipeline.expected(0))
@@ -789,8 +788,7 @@ def with_a_map(draw: st.DrawFn) -> Pipeline:
     """Flows with a map, over more items than the workers are sent at once."""
     pipeline = draw(pipelines())
     source = replace(pipeline.source, numbers=draw(many | numbers))
-    added = () if pipeline.last_map >= 0 else (draw(maps),)
-    return Pipeline(source, (*pipeline.steps, *added))
+    return Pipeline(source, (*pipeline.steps, *(() if pipeline.last_map >= 0 else (draw(maps),))))
 
 
 @pytest.mark.slow

@@ -272,8 +272,7 @@ class Oracle:
         if name == "bytes":
             return record.image
         rng = np.random.Generator(philox(AUGMENTATION, seed=self.choice.seed, epoch=epoch, item=item))
-        made = self.transform("tagged" if name == "rejecting" else name)(record, rng)
-        return deepcopy(made)
+        return deepcopy(self.transform("tagged" if name == "rejecting" else name)(record, rng))
 
     def batch(self, places: Sequence[int], epoch: int, name: str | None = None) -> list[Any]:
         """The parts of the batch of these places."""
@@ -617,8 +616,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def single_steps(self, rank: int, epoch: int, steps: list[int]) -> None:
         """Have steps in any order; an iteration ends by it."""
         rank, self.running = rank % self.over.world, []
-        planned = self.oracle.steps(CoursePlace(epoch), self.over)
-        mine = [step[rank] for step in planned if step[rank]]
+        mine = [step[rank] for step in self.oracle.steps(CoursePlace(epoch), self.over) if step[rank]]
         wanted = [step % len(mine) for step in steps]
         for step, loaded in zip(wanted, self.loaders[rank].steps(epoch, wanted), strict=True):
             last = self.over.stop(len(self.oracle)) if step == len(mine) - 1 else len(self.oracle)
@@ -627,8 +625,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert loaded.delivered.tolist() == self.oracle.good(mine[step], epoch)
             assert sorted(loaded.skipped.tolist()) == self.oracle.bad(mine[step], epoch)
             assert loaded.left_out.tolist() == self.oracle.wanted(self.oracle.order(epoch)[last:], epoch)
-            omitted = self.oracle.omitted(epoch) if step == len(mine) - 1 else []
-            assert loaded.omitted.tolist() == omitted
+            assert loaded.omitted.tolist() == (self.oracle.omitted(epoch) if step == len(mine) - 1 else [])
         with pytest.raises(IndexError):
             next(self.loaders[rank].steps(epoch, [len(mine)]))
 

@@ -57,8 +57,7 @@ def make_train(folder: Path) -> Made:
         if number < 8:
             is_exact, is_wrong = number % 2 == 0, number >= 4
             copy = encoded(image) if is_exact else weaker(image, number // 2)
-            twin = put("dog" if is_wrong else label, f"q{number:02}.jpg", copy)
-            pair = frozenset((original, twin))
+            pair = frozenset((original, put("dog" if is_wrong else label, f"q{number:02}.jpg", copy)))
             (made.exact if is_exact else made.near).add(pair)
             if is_wrong:
                 made.mislabelled.add(pair)

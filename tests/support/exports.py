@@ -89,8 +89,7 @@ def mds_samples(folder: Path) -> Iterator[dict[str, tuple[str, bytes]]]:
         assert len(data) == shard["raw_data"]["bytes"]
         count = int.from_bytes(data[:4], "little")
         assert count == shard["samples"]
-        offsets = np.frombuffer(data, "<u4", count + 1, 4).tolist()
-        for first, last in pairwise(offsets):
+        for first, last in pairwise(np.frombuffer(data, "<u4", count + 1, 4).tolist()):
             yield mds_sample(shard, data[first:last])
 
 

@@ -238,8 +238,7 @@ def padded(part: Any, value: int) -> Any:
 def rows_of(part: Any) -> list[Any]:
     """The rows of a batch."""
     if isinstance(part, dict):
-        values = rows_of(tuple(part.values()))
-        return [dict(zip(part, row, strict=True)) for row in values]
+        return [dict(zip(part, row, strict=True)) for row in rows_of(tuple(part.values()))]
     if isinstance(part, tuple):
         columns = list(map(rows_of, part))
         if len(set(map(len, columns))) != 1:

@@ -217,8 +217,7 @@ def read_image(data: bytes) -> None:
 
 @fuzzed(6000)
 def png(rng: Random, base: Path, scratch: Path) -> None:
-    name = rng.choice(["still.png", "animated.png", "animated.png", "palette.png"])
-    data = (base / name).read_bytes()
+    data = (base / rng.choice(["still.png", "animated.png", "animated.png", "palette.png"])).read_bytes()
     read_image(mutated_png(data, rng) if rng.random() < 0.7 else with_png_sums(mutated(data, rng)))
 
 
@@ -348,8 +347,7 @@ def verified(rng: Random, base: Path, scratch: Path) -> None:
 
 def limit_memory() -> None:
     """Limit the memory of this process and of those that it starts."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

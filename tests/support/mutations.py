@@ -77,8 +77,7 @@ def swap(data: bytearray, rng: Random) -> None:
 
 def repeat(data: bytearray, rng: Random) -> None:
     at = place_in(data, rng)
-    piece = bytes(data[at : at + rng.choice([1, 4, 12, 64])])
-    data[at:at] = piece * rng.choice([10, 1000])
+    data[at:at] = bytes(data[at : at + rng.choice([1, 4, 12, 64])]) * rng.choice([10, 1000])
 
 
 CHANGES: list[Callable[[bytearray, Random], None]] = [
@@ -164,8 +163,7 @@ def change_json(value: Any, rng: Random) -> None:
 def _change_part(value: Any, rng: Random) -> None:
     parent, name = value, None
     while isinstance(parent, dict | list) and parent:
-        names = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
-        name = rng.choice(names)
+        name = rng.choice(list(parent) if isinstance(parent, dict) else list(range(len(parent))))
         if not isinstance(parent[name], dict | list) or not parent[name] or rng.random() < 0.2:
             break
         parent = parent[name]

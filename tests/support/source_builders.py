@@ -63,8 +63,7 @@ class Miniature:
     def write_tars(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / TRAIN).write_bytes(tar_of({f"{w}.tar": self.class_tar(w) for w in self.train}))
-        flat = {f"{name}.JPEG": image(name) for name in reversed(self.val_names)}
-        (folder / VAL).write_bytes(tar_of(flat))
+        (folder / VAL).write_bytes(tar_of({f"{name}.JPEG": image(name) for name in reversed(self.val_names)}))
         (folder / TEST).write_bytes(tar_of({f"test/{name}.JPEG": image(name) for name in self.test_names}))
         (folder / DEVKIT).write_bytes(gzip.compress(self.devkit_tar()))
         return folder

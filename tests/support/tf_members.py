@@ -171,8 +171,7 @@ def assert_whole(source: Numbered, batches: list[Any]) -> None:
 
 def first(batches: Any, steps: int) -> list[Any]:
     """Draw so many batches of an epoch that is then left."""
-    iterator = iter(batches)
-    return [arrays(batch) for batch in islice(iterator, steps)]
+    return [arrays(batch) for batch in islice(iter(batches), steps)]
 
 
 class Stop:

@@ -124,8 +124,7 @@ class Ranks:
         rest = range(start, records)
         parts = [[place for place in rest if place % partitions == number] for number in range(partitions)]
         cut = [_shared_out(part, self.batch // owned, sharing) for part in parts]
-        full = (records - start) // self.step
-        total = full if self.drop_last else max(map(len, cut))
+        total = ((records - start) // self.step) if self.drop_last else max(map(len, cut))
         return [
             [
                 [

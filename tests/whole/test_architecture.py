@@ -42,5 +42,4 @@ def test_the_architecture_page_names_each_module() -> None:
         r"^\| `([a-z/]+)` \| (.+) \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
     )
     named = {f"{part}/{name}.py" for part, row in rows for name in re.findall(r"`(\w+)`", row)}
-    modules = {path.relative_to(ROOT).as_posix() for path in FILES if not path.name.startswith("__")}
-    assert named == modules
+    assert named == {path.relative_to(ROOT).as_posix() for path in FILES if not path.name.startswith("__")}

@@ -81,8 +81,7 @@ def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
     except subprocess.TimeoutExpired as error:
         return -1, str(error)
     reports = done.returncode == 0 and {"lightning", "transformers"} & {*frameworks(block)}  # on stderr
-    said = "" if reports else PROGRESS.sub("", without_tensorflow_log(done.stderr))
-    return done.returncode, said
+    return done.returncode, ("" if reports else PROGRESS.sub("", without_tensorflow_log(done.stderr)))
 
 
 @pytest.fixture(scope="module")

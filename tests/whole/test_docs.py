@@ -122,8 +122,7 @@ COMMANDS = {
 @pytest.mark.parametrize("words", sorted(COMMANDS))
 def test_every_option_that_the_documents_use_exists(words: str) -> None:
     words = words.partition(" #")[0]
-    command = cli.commands[words.split()[0]]
-    options = [p for p in command.params if isinstance(p, click.Option)]
+    options = [p for p in cli.commands[words.split()[0]].params if isinstance(p, click.Option)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)} | {"--help"}
     assert set(re.findall(r"(?<!\S)\[?(--[a-z0-9-]+)", words)) <= known
 

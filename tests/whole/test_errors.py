@@ -19,8 +19,7 @@ def drawn() -> dict[str, tuple[str | None, str]]:
     """Each error's parent and home, from the docstring's tree."""
     found: dict[str, tuple[str | None, str]] = {}
     above: list[str] = []
-    docstring = ast.get_docstring(tree_of(ERRORS)) or ""
-    for line in docstring.partition("::\n")[2].splitlines():
+    for line in (ast.get_docstring(tree_of(ERRORS)) or "").partition("::\n")[2].splitlines():
         if match := LINE.match(line):
             depth = len(match[1]) // 4
             above[depth:] = [match[2]]

@@ -109,8 +109,7 @@ def test_the_jobs_for_kubernetes_build_each_part_once_and_finish_with_the_same_o
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.strip()
 
     count = parts["spec"]["completions"]
-    last = printed(parts, JOB_COMPLETION_INDEX=str(count - 1))
-    assert last == f"{printed(finish)} --part {count}/{count}"
+    assert printed(parts, JOB_COMPLETION_INDEX=str(count - 1)) == f"{printed(finish)} --part {count}/{count}"
     assert printed(parts, JOB_COMPLETION_INDEX="0").endswith(f" --part 1/{count}")
     pods = [job["spec"]["template"]["spec"] for job in (parts, finish)]
     assert pods[0]["volumes"] == pods[1]["volumes"]

@@ -144,9 +144,7 @@ def test_parts_killed_at_any_time_among_running_ones_give_the_bytes_of_one_call(
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             time.sleep(chance.uniform(0, 0.2))
-    ends = [started(archives, output, container, part) for part in ("1/2", "2/2", "1/2")]
-
-    for process in ends:
+    for process in [started(archives, output, container, part) for part in ("1/2", "2/2", "1/2")]:
         assert process.communicate()[1] == b""
         assert process.returncode == 0
     assert [*(output / ".prep").glob("run-*")] == []

@@ -234,8 +234,7 @@ def in_mds(folder: Path) -> Iterator[dict[str, Any]]:
         kind, *shape = encoding.removeprefix("ndarray:").split(":")
         if "ndarray" in encoding and not shape:
             return mds_array(data, kind)
-        sides = [int(side) for side in "".join(shape).split(",") if side]
-        return np.frombuffer(data, kind).reshape(sides)
+        return np.frombuffer(data, kind).reshape([int(side) for side in "".join(shape).split(",") if side])
 
     for sample in mds_samples(folder):
         yield {name: value_of(*encoded) for name, encoded in sample.items()}

@@ -70,8 +70,7 @@ def picture(width: int, height: int, channels: int, seed: int) -> np.ndarray:
     coarse = rng.integers(0, 256, (6, 6, channels)).astype(np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
     smooth = smooth.reshape(height, width, channels)
-    grain = rng.integers(-30, 31, smooth.shape)
-    return np.clip(smooth + grain, 0, 255).astype(np.uint8)
+    return np.clip(smooth + rng.integers(-30, 31, smooth.shape), 0, 255).astype(np.uint8)
 
 
 def by_pillow(image: bytes) -> np.ndarray:

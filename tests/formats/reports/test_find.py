@@ -52,8 +52,7 @@ def key_of(file: Path) -> str:
 def test_a_picture_is_found_by_its_bytes_in_any_form_that_they_are_stored_in(
     kind: str, files: list[Path], datasets: dict[str, Path]
 ) -> None:
-    asked = [files[3], files[0]]
-    found = find(datasets[kind], asked, workers=1)
+    found = find(datasets[kind], [files[3], files[0]], workers=1)
 
     assert [one.key for one in found if one.image == str(files[3])] == [key_of(files[3])]
     assert {one.key for one in found if one.image == str(files[0])} == {key_of(files[0]), key_of(files[-1])}

@@ -248,8 +248,7 @@ def test_a_worker_that_blocks_at_its_start_is_started_again(
     began = time.monotonic()
     opened()
     monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", 3 + 4 * (time.monotonic() - began))
-    work = Writing(at_opening=Once(tmp_path / "once", block))
-    with Engine(work, layout(4), workers=1) as engine:
+    with Engine(Writing(at_opening=Once(tmp_path / "once", block)), layout(4), workers=1) as engine:
         assert [batch.number for batch in engine.run([np.arange(4)] * 20)] == list(range(20))
         assert engine.stats().restarts == 1
     assert (tmp_path / "once").exists()

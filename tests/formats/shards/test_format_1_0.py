@@ -47,8 +47,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def now(archives: Path, tmp_path: Path, kind: str) -> Path:
-    order = {"order": "archive"} if kind == "tar" else {}
-    converted(archives, tmp_path / "now", container=kind, **order)
+    converted(archives, tmp_path / "now", container=kind, **({"order": "archive"} if kind == "tar" else {}))
     return tmp_path / "now"
 
 

@@ -57,8 +57,7 @@ def shard(**change: Any) -> dict[str, Any]:
 
 def classes(*given: dict[str, Any]) -> dict[str, Any]:
     """A label space of these classes, with its right hash."""
-    digest = sha256_of([c["name"] for c in given])
-    return nested("labels", classes=list(given), sha256=digest)
+    return nested("labels", classes=list(given), sha256=sha256_of([c["name"] for c in given]))
 
 
 TENCH = {"name": "n01440764", "words": "tench", "ilsvrc2012_id": 449}

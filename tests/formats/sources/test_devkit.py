@@ -142,8 +142,7 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devkit, "MAX_INFLATED_BYTES", 1 << 20)
     head, bomb = MINI.meta()[:128], zlib.compress(bytes(8 << 20))
     packed = struct.pack("<II", 15, len(bomb)) + bomb
-    plain = struct.pack("<II", 14, 8 << 20) + bytes(8 << 20)
-    for data in (head + packed, head + plain):
+    for data in (head + packed, head + struct.pack("<II", 14, 8 << 20) + bytes(8 << 20)):
         with pytest.raises(ValueError, match="1048576 bytes"):
             read_struct_array(data, "synsets")
 

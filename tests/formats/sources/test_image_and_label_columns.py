@@ -143,8 +143,7 @@ def test_what_an_earlier_release_took_for_columns_is_repaired_as_these(write: Wr
         for name, value in done.manifest.source.items()
         if name not in ("image_column", "label_column")
     }
-    earlier = replace(done.manifest, source=kept)
-    writable(tmp_path / "out/manifest.json").write_bytes(earlier.to_bytes())
+    writable(tmp_path / "out/manifest.json").write_bytes(replace(done.manifest, source=kept).to_bytes())
     (tmp_path / "out/shard-00000.lmdb").unlink()
 
     repair(tmp_path / "out", source, workers=0).raise_for_findings()

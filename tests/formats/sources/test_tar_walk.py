@@ -47,8 +47,7 @@ def padded(data: bytes) -> bytes:
 def record(text: str) -> bytes:
     """A pax record with its length in front, which counts its own digits."""
     body = f" {text}\n".encode()
-    length = next(n for n in range(1000) if n == len(str(n)) + len(body))
-    return str(length).encode() + body
+    return str(next(n for n in range(1000) if n == len(str(n)) + len(body))).encode() + body
 
 
 def pax(records: bytes) -> bytes:

@@ -120,8 +120,7 @@ def test_splits_that_do_not_agree_in_their_names_and_too_many_parts_are_refused(
 
 
 def test_a_shard_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / os.fsdecode(b"\xff.tar"), numbered(1))
-    for path in (shard, tmp_path):
+    for path in (write_shard(tmp_path / os.fsdecode(b"\xff.tar"), numbered(1)), tmp_path):
         with pytest.raises(SourceDamaged, match=r"udcff\.tar: has a name that is not UTF-8; rename it"):
             recognise(path)
 

@@ -117,8 +117,7 @@ def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
 
 
 def test_a_part_that_changed_or_is_gone_is_refused_by_name(folder: Path, parts: list[Path]) -> None:
-    manifest = read_manifest(parts[1])
-    writable(parts[1] / "manifest.json").write_bytes(replace(manifest, skipped=7).to_bytes())
+    writable(parts[1] / "manifest.json").write_bytes(replace(read_manifest(parts[1]), skipped=7).to_bytes())
 
     with pytest.raises(DataError, match="the part part-1 is not the dataset that was collected"):
         open_collection(folder)

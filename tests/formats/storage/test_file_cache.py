@@ -143,8 +143,7 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
     tmp_path: Path, shards: Shards
 ) -> None:
     soon, later, last, never = shards[:4]
-    limit = sum(sorted(shard.size for shard in shards[:4])[-3:])
-    with opened(tmp_path / "cache", limit) as cache:
+    with opened(tmp_path / "cache", sum(sorted(shard.size for shard in shards[:4])[-3:])) as cache:
         cache.announce([soon, later, last])
         cache.hold([soon, last]).release()
 
@@ -347,8 +346,7 @@ with open_dataset(sys.argv[2], cache=sys.argv[1]) as found:
 def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is stopped when it has printed a line, and then something holds."""
     code = f"import sys, time\nfrom pathlib import Path\n{program}"
-    command = [sys.executable, "-c", code, str(cache), URL]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", code, str(cache), URL], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()

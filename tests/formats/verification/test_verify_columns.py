@@ -128,8 +128,7 @@ def test_other_lengths_under_a_right_root_are_found(dataset: Path) -> None:
 def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: Path) -> None:
     (dataset / "index.npy").write_bytes(b"")
     caption = of_column(dataset, "caption")
-    data = caption.read_bytes()
-    caption.write_bytes(data.replace("grün".encode(), "grüm".encode(), 1))
+    caption.write_bytes(caption.read_bytes().replace("grün".encode(), "grüm".encode(), 1))
 
     named = {(f.file, f.problem.partition(";")[0]) for f in found(dataset, "records")}
 

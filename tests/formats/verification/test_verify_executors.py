@@ -64,8 +64,7 @@ def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
 
     refused(dataset, moved((dataset, aside)), "does not see the dataset")
     for there, why in ((other, "its root differs"), (lacking, "No such file")):
-        engine = moved((dataset, aside), (there, dataset))
-        refused(dataset, engine, f"does not see the dataset .*{why}")
+        refused(dataset, moved((dataset, aside), (there, dataset)), f"does not see the dataset .*{why}")
 
 
 def test_a_machine_that_sees_no_archive_or_another_is_refused_by_its_name(
@@ -76,8 +75,7 @@ def test_a_machine_that_sees_no_archive_or_another_is_refused_by_its_name(
     other.write_bytes(b"another")
 
     for moves, why in ((), "No such file"), (((other, link),), "archive.tar has another size"):
-        engine = moved((link, tmp_path / "aside"), *moves)
-        refused(dataset, engine, f"does not see the dataset .*{why}")
+        refused(dataset, moved((link, tmp_path / "aside"), *moves), f"does not see the dataset .*{why}")
 
 
 def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(

@@ -53,8 +53,7 @@ def test_a_refused_state_does_not_use_up_a_pass_of_which_the_first_batch_was_see
 
 
 def ring_of(count: int) -> SlotRing:
-    fields = ArraySpec("a", (3,), "int64"), ArraySpec("b", (), "uint8")
-    return SlotRing(SlotLayout(4, fields), count)
+    return SlotRing(SlotLayout(4, (ArraySpec("a", (3,), "int64"), ArraySpec("b", (), "uint8"))), count)
 
 
 def test_a_slot_returns_when_the_last_view_of_its_arrays_is_dropped() -> None:

@@ -135,10 +135,9 @@ def test_an_exception_does_not_wait_for_rows_that_take_for_ever() -> None:
 
 
 def test_an_exception_that_cannot_be_pickled_comes_as_text() -> None:
-    said = r"(?s)item 3.*in refuse_strangely.*Strange: strange 3"
     with (
         Engine(Writing({3: engine_workers.refuse_strangely}), layout(4), workers=1) as engine,
-        pytest.raises(WorkFailed, match=said),
+        pytest.raises(WorkFailed, match=r"(?s)item 3.*in refuse_strangely.*Strange: strange 3"),
     ):
         next(engine.run(plans_of(4, 4)))
 
@@ -310,8 +309,7 @@ if os.getpid() == os.getsid(0):
 def test_a_row_is_skipped_that_crashes_every_worker_but_not_one_that_is_killed_from_outside() -> None:
     crashes = {25: engine_workers.crash, 30: engine_workers.crash}
     for last, error in ((engine_workers.refuse, KeyError), (engine_workers.kill, WorkerDied)):
-        work = Writing(crashes | {40: last})
-        with Engine(work, layout(10), workers=2, skip_crashes=True) as engine:
+        with Engine(Writing(crashes | {40: last}), layout(10), workers=2, skip_crashes=True) as engine:
             run = engine.run(plans_of(100, 10))
             batches = [next(run) for _ in range(4)]
             with pytest.raises(error):

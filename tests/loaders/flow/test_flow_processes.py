@@ -124,8 +124,7 @@ def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    arrays = [np.full(1, n) for n in range(40)]
-    with Flow.from_iterable(arrays).map(spoiling, processes=2) as flow:
+    with Flow.from_iterable([np.full(1, n) for n in range(40)]).map(spoiling, processes=2) as flow:
         assert list(flow) == list(range(40))
 
 

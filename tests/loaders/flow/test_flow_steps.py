@@ -33,9 +33,7 @@ class Pair(NamedTuple):
 
 
 def test_a_named_tuple_stays_one_where_its_lists_are_padded() -> None:
-    batches = [Pair(image=[np.ones(1), np.ones(2)], label=["a", "b"])]
-
-    (padded,) = Flow.from_iterable(batches).pad(-1)
+    (padded,) = Flow.from_iterable([Pair(image=[np.ones(1), np.ones(2)], label=["a", "b"])]).pad(-1)
 
     assert isinstance(padded, Pair)
     assert padded.image.tolist() == [[1, -1], [1, 1]]

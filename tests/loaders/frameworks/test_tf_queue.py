@@ -179,8 +179,7 @@ def test_a_slow_make_is_the_source_and_not_the_step() -> None:
         time.sleep(0.005)
         return tf.zeros(4), tf.zeros(4)
 
-    signature = (tf.TensorSpec([4], tf.float32),) * 2
-    with TensorInput(make, length=6, signature=signature) as batches:
+    with TensorInput(make, length=6, signature=(tf.TensorSpec([4], tf.float32),) * 2) as batches:
         list(batches)
 
     assert UNKNOWN in str(batches.stats())

@@ -57,8 +57,7 @@ def test_a_cut_index_is_an_error_of_the_step(
     lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collections, "MAX_INDEX_BYTES", 0)
-    folder = collected(lmdb_shards, tmp_path, 5)
-    with loader_on(folder, shuffle=None) as loader:
+    with loader_on(collected(lmdb_shards, tmp_path, 5), shuffle=None) as loader:
         batches = iter(loader)
         next(batches)
         flip(tmp_path / "part-0/index.npy", 300)

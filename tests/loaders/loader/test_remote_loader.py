@@ -245,8 +245,7 @@ def test_the_leases_of_a_served_flow_share_one_open_cache(
 def test_a_resumed_pass_downloads_the_shards_that_are_left(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
 ) -> None:
-    manifest = read_manifest(lmdb_shards)
-    done = sum(shard.records for shard in manifest.shards[:-2])
+    done = sum(shard.records for shard in read_manifest(lmdb_shards).shards[:-2])
     local, remote = Flow.from_dataset(lmdb_shards), Flow.from_dataset(bucket_url, cache=tmp_path / "c")
     items = iter(local)
     for _ in range(done + 1):

@@ -117,8 +117,7 @@ OPTIONS: dict[str, list[Any]] = {
 
 def delivered(path: Path, run: dict[str, Any], epoch: int) -> Iterator[list[tuple[int, int]]]:
     """The record and the label of each row that an iteration without a transform delivers."""
-    options = run | {"transform": None, "with_numbers": True, "rank": 0}
-    with loader_on(path, **options) as loader:
+    with loader_on(path, **(run | {"transform": None, "with_numbers": True, "rank": 0})) as loader:
         loader.set_epoch(epoch)
         for _, labels, numbers in loader:
             yield list(zip(numbers.tolist(), labels.tolist(), strict=True))
@@ -195,13 +194,11 @@ def test_pictures_are_the_pixels_before_they_were_normalised(
         expected = one.replay(0, 1).batch[0]
         found = pictures_of(other.replay(0, 1).batch, normalised)
 
-    worst = {"bfloat16": 2, "float16": 1}.get(dtype, 0)
-    assert np.abs(np.stack(found).astype(int) - expected).max() <= worst
+    assert np.abs(np.stack(found).astype(int) - expected).max() <= {"bfloat16": 2, "float16": 1}.get(dtype, 0)
 
 
 def test_numbers_of_other_transforms_are_stretched() -> None:
-    values = np.linspace(-3, 5, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
-    first, second = pictures_of((values,), None)
+    first, second = pictures_of((np.linspace(-3, 5, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4),), None)
 
     assert (first.shape, first.min(), second.max()) == ((4, 4, 3), 0, 255)
     assert pictures_of((np.full((1, 2, 2), 0.5),), None)[0].tolist() == [[[128] * 3] * 2] * 2

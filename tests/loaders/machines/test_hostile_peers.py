@@ -108,8 +108,7 @@ def test_connections_that_end_within_messages_do_not_abort_a_receiver_that_conne
     message = frame(b"x", MORE) * 500 + frame(b"x")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(1)
-        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        with python("-c", TRAINING, "frames", endpoint) as process:
+        with python("-c", TRAINING, "frames", f"tcp://127.0.0.1:{listener.getsockname()[1]}") as process:
             while process.poll() is None:
                 with suppress(OSError, EOFError):
                     peer, _ = listener.accept()

@@ -77,8 +77,7 @@ class Room:
 
     def leases(self, peer: bytes) -> list[StepLease]:
         """Return the new leases of this peer."""
-        heads = self.said.pop(peer, [])
-        return [read_lease(head) for head in heads if head.kind is FrameKind.LEASE]
+        return [read_lease(head) for head in self.said.pop(peer, []) if head.kind is FrameKind.LEASE]
 
     def good_frames(self, lease: StepLease) -> Iterator[Parts]:
         for step in range(lease.start, lease.stop):

@@ -279,9 +279,7 @@ def weighted(draw: st.DrawFn) -> WeightedParts:
 def test_each_part_has_its_places_of_an_epoch_and_no_record_comes_twice_as_often(
     parts: WeightedParts, epoch: int
 ) -> None:
-    found = parts.positions(np.arange(sum(parts.places)), epoch)
-
-    counts = np.bincount(found, minlength=sum(parts.records))
+    counts = np.bincount(parts.positions(np.arange(sum(parts.places)), epoch), minlength=sum(parts.records))
     for own, places in zip(np.split(counts, np.cumsum(parts.records)[:-1]), parts.places, strict=True):
         assert own.sum() == places
         assert own.max() - own.min() <= 1

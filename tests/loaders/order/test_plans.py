@@ -104,8 +104,7 @@ def receipt(records) -> Receipt:
 
 @given(records=st.permutations(range(40)), cuts=st.lists(st.integers(0, 40), max_size=6))
 def test_any_order_in_any_batches_over_any_ranks_is_the_same_receipt(records, cuts):
-    edges = [0, *sorted(cuts), 40]
-    parts = [records[a:b] for a, b in pairwise(edges)]
+    parts = [records[a:b] for a, b in pairwise([0, *sorted(cuts), 40])]
     in_batches = EMPTY
     for part in parts:
         in_batches = in_batches.add(part)
@@ -178,8 +177,7 @@ def test_bounds_hold_all_uses_and_are_near_them(partitions: int, monkeypatch: py
     big = plan((500,) * 400, LocalShuffle(20_000, partitions=partitions), 256, rank=1, world_size=2)
     exact = shard_uses(big, 1)
     monkeypatch.setattr(module, "EXACT_RECORDS", 0)
-    bounds = shard_uses(big, 1)
-    first, last = by_shard(exact), by_shard(bounds)
+    first, last = by_shard(exact), by_shard(shard_uses(big, 1))
     assert set(first) <= set(last)
     steps = len(big.split(0))
     for shard, (begin, end) in first.items():

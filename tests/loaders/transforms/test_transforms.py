@@ -153,8 +153,7 @@ def nearest_bfloat16(values):
     below = values.view(np.uint32) >> 16
     low, high = float32_of(below), float32_of(below + 1)
     to_low, to_high = np.abs(np.float64(values) - low), np.abs(np.float64(high) - values)
-    takes_low = (to_low < to_high) | ((to_low == to_high) & (below % 2 == 0))
-    return np.where(takes_low, low, high)
+    return np.where((to_low < to_high) | ((to_low == to_high) & (below % 2 == 0)), low, high)
 
 
 @pytest.mark.parametrize(

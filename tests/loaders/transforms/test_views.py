@@ -84,8 +84,7 @@ def test_a_view_is_bit_for_bit_its_transform_alone(transforms, kind):
     arrays = iter(made if isinstance(made, tuple) else (made,))
     views = 0
     while views < len(transforms):
-        outputs = transforms[views].outputs
-        group = [next(arrays) for _ in outputs]
+        group = [next(arrays) for _ in transforms[views].outputs]
         for row in range(len(group[0])):
             alone = transforms[views](record, own_stream(views))
             for array, one in zip(group, alone if isinstance(alone, tuple) else (alone,), strict=True):
@@ -222,8 +221,7 @@ def test_a_loader_delivers_views_in_workers_as_in_its_own_process_and_makes_them
 
 def test_the_order_of_names_is_kept_and_counts(lmdb_shards: Path, tmp_path: Path) -> None:
     weak, strong = TrainTransform(8, scale=(0.9, 1)), TrainTransform(8, scale=(0.1, 0.2))
-    views = Views({"weak": weak, "strong": strong})
-    with crops_on(lmdb_shards, transform=views) as loader:
+    with crops_on(lmdb_shards, transform=Views({"weak": weak, "strong": strong})) as loader:
         loader.card().save(tmp_path / "card.json")
         state, identity = loader.state_dict(), loader.identity
     assert list(RunCard.load(tmp_path / "card.json").options()["transform"].transforms) == ["weak", "strong"]
@@ -261,9 +259,7 @@ cut_crops = st.builds(
 def test_a_cut_is_finished_to_the_pixels_of_the_transform(
     transform: TrainTransform, kind: str, record: int
 ) -> None:
-    made = Cut(transform)(examples()[kind], RecordRandom(1)(2, record))
-
-    found = Cut(transform).finish(**made)
+    found = Cut(transform).finish(**Cut(transform)(examples()[kind], RecordRandom(1)(2, record)))
 
     np.testing.assert_array_equal(found, transform(examples()[kind], RecordRandom(1)(2, record)))
 
