@@ -355,7 +355,9 @@ class Conversion:
                 entries, folder = None, output / WORK_FOLDER_NAME
                 if folder.is_dir() and not self.options.restart and (cache_key := source.cache_key(split)):
                     entries = StoredEntries(folder, cache_key).read()  # stored by a part
-                listings.append(source.survey(split, entries))
+                listing = source.survey(split, entries)
+                lacks = [listing.shortfall] if listing.shortfall and self.options.allow_partial else []
+                listings.append(replace(listing, notes=(*listing.notes, *lacks)))
         for own in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(own)
         for listing in listings:

@@ -50,7 +50,8 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     named, some_of_them = SourceOptions(True, coco=persons), ConvertOptions(allow_partial=True)
     (some,) = convert(folder, tmp_path / "a", workers=0, options=some_of_them, source_options=named)
     with open_dataset(some.path) as opened:
-        assert [len(record["boxes"]) for record in sorted(opened)] == [0, 1, 2, 3]
+        assert [len(record["boxes"]) for record in sorted(opened)] == [*range(4)]
+    assert "1 file missing, first" in some.notes[-1]
     (folder / "train2014").rename(tmp_path / "moved")
     (folder / "train2014").symlink_to(tmp_path / "moved")
     (note,) = recognise(folder, options=named).survey("train").notes
@@ -92,8 +93,7 @@ def test_instances_that_contradict_themselves_are_an_error(change: Any, match: s
 
 
 def test_a_dry_run_reports_an_unknown_category_once(tmp_path: Path) -> None:
-    instances = coco_instances(NAMES)
-    instances["annotations"][0].update(category_id=1)
+    (instances := coco_instances(NAMES))["annotations"][0].update(category_id=1)
 
     done = prep_here("convert", coco(tmp_path / "s", instances), tmp_path / "out", "--dry-run")
 
