@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fractions import Fraction
 from functools import cache
@@ -68,6 +68,11 @@ def check_flags(**flags: object) -> None:
     for name, value in flags.items():
         if value not in (True, False):
             raise UsageError(f"{name} must be True or False, not {value!r}")
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether the value is a list, a tuple or a sequence such as OmegaConf's, but not text or bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def is_number(value: object) -> TypeGuard[float]:

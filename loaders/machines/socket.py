@@ -20,7 +20,7 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.files import Owner
-from shardprep.formats.runtime.progress import check_flags
+from shardprep.formats.runtime.progress import check_flags, is_sequence
 from shardprep.loaders.machines.codec import PIECE
 
 EVENT = struct.Struct("=Hi")
@@ -78,7 +78,7 @@ Secure = Callable[["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"], None]
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
     """Return one endpoint or several as a tuple. Raises UsageError if there is none."""
-    endpoints = tuple(endpoint) if isinstance(endpoint, list | tuple) else (endpoint,)
+    endpoints = tuple(endpoint) if is_sequence(endpoint) else (endpoint,)
     if not endpoints:
         raise UsageError("give at least one endpoint")
     return endpoints

@@ -17,7 +17,7 @@ from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.images.header import EXTREME_ASPECT
 from shardprep.formats.runtime.files import cached_property
-from shardprep.formats.runtime.progress import check_flags, check_int, is_number
+from shardprep.formats.runtime.progress import check_flags, check_int, is_number, is_sequence
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
 
 
 def _normalize_options(options: Any) -> None:
-    """Replace NumPy's numbers by Python's, and lists and arrays by tuples: to compare, and for JSON."""
+    """Replace NumPy's numbers by Python's, and sequences and arrays by tuples: to compare, and for JSON."""
     for field in fields(options):
         object.__setattr__(options, field.name, _to_plain(getattr(options, field.name)))
 
@@ -84,7 +84,7 @@ def _normalize_options(options: Any) -> None:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim):
         value = value.tolist()
-    return tuple(map(_to_plain, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_to_plain, value)) if is_sequence(value) else value
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,6 +12,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.progress import is_sequence
 from shardprep.loaders.transforms.contract import (
     IMAGE,
     Array,
@@ -64,11 +65,11 @@ class Views:
 
     def __post_init__(self) -> None:
         given = self.transforms
-        if not isinstance(given, tuple | list | dict) or not given:
+        if not (is_sequence(given) or isinstance(given, Mapping)) or not given:
             raise UsageError(f"Views takes a list of transforms, or a dict of names to them, not {given!r}")
-        if isinstance(given, dict):
+        if isinstance(given, Mapping):
             transforms: Any = {
-                name: tuple(views) if isinstance(views, list) else views for name, views in given.items()
+                name: tuple(views) if is_sequence(views) else views for name, views in given.items()
             }
             if not all(isinstance(name, str) and name for name in given) or () in transforms.values():
                 raise UsageError(f"each view needs a name, and each name a transform, not {given!r}")

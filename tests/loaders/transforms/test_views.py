@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import UserDict, UserList
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,11 +149,10 @@ def test_views_repeat_and_differ_with_any_generator(bits: Any) -> None:
     assert not np.array_equal(one[1], one[2])
 
 
-def test_names_and_shapes_follow_the_form_in_which_views_are_given() -> None:
-    big, small = TrainTransform(32, masks=("mask",)), TrainTransform(16)
-
+def test_names_and_shapes_follow_the_form_in_which_views_are_given_also_as_by_omegaconf() -> None:
+    big, small = TrainTransform(UserList([32] * 2), masks=UserList(["mask"])), TrainTransform(16)
     listed, mixed = Views([big, big]), Views([big, big, small])
-    named = Views({"weak": small, "strong": [big] * 3})
+    named = Views(UserDict({"weak": small, "strong": UserList([big] * 3)}))
 
     assert shapes(listed) == {"image": (2, 32, 32, 3), "mask": (2, 32, 32)}
     assert shapes(mixed) == {"image_0": (2, 32, 32, 3), "mask_0": (2, 32, 32), "image_1": (1, 16, 16, 3)}
