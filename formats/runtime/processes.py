@@ -65,8 +65,8 @@ def starting_process() -> Iterator[None]:
 
     The child does not import the main module, and has SIGINT and SIGNALS_OF_PROGRAM blocked from its first
     instruction. A daemonic process, such as a Dask worker, may have children, too; they end when it does.
-    Raises OperationError if the system allows no further process, or the child ends at once; UsageError in a
-    child that is importing the main module.
+    Raises OperationError if the system allows no further process, the current folder was deleted, or the
+    child ends at once; UsageError in a child that is importing the main module.
     """
     refuse_in_main_import()
     this = multiprocessing.current_process()
@@ -81,6 +81,10 @@ def starting_process() -> Iterator[None]:
             yield
         except BlockingIOError as error:
             raise OperationError(NOTHING_STARTS) from error
+        except FileNotFoundError as error:  # of os.getcwd
+            raise OperationError(
+                "the current folder was deleted; change to another one (os.chdir)"
+            ) from error
         except BrokenPipeError as error:
             raise OperationError(
                 "a worker process ended as soon as it started; start the work again"
@@ -91,10 +95,15 @@ def starting_process() -> Iterator[None]:
 
 
 def _preparation_data(name: str) -> dict[str, Any]:
-    """Let children that this thread starts not import the main module; those of other threads do."""
+    """Let children that this thread starts not import the main module; those of other threads do.
+
+    Nor are they told a start method that only this process knows, such as joblib's.
+    """
     data = get_preparation_data(name)
     if not is_starting_process():
         return data
+    if data.get("start_method") not in multiprocessing.get_all_start_methods():
+        data.pop("start_method", None)
     return {key: value for key, value in data.items() if not key.startswith("init_main")}
 
 
