@@ -172,6 +172,14 @@ def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_killed_at_its_start_is_started_again(tmp_path: Path) -> None:
+    work = Writing(at_opening=Once(tmp_path / "once", engine_workers.kill))
+    with Engine(work, layout(4), workers=1) as engine:
+        check_all(engine, plans_of(8, 4))
+        assert engine.stats().restarts == 1
+
+
+@pytest.mark.slow
 def test_an_interruption_while_the_thread_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(Writing(), layout(4), workers=1):  # whose descriptors of multiprocessing stay
         pass
