@@ -58,6 +58,22 @@ def test_an_epoch_that_was_begun_may_be_left_before_its_first_batch(make: Made, 
             loader.receipt().check(204)
 
 
+class NeverBegun:
+    """A source with a state, of which no pass can begin."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise OwnError
+
+    def state_dict(self) -> int:
+        return 7
+
+
+def test_a_pass_that_cannot_begin_has_the_state_of_its_source() -> None:
+    with QueueInput(NeverBegun(), signature=tf.TensorSpec([None])) as each:
+        iter(each)
+        assert each.state_dict() == 7
+
+
 @stateful
 def test_a_graphs_state_and_a_sources_without_any_are_errors(make: Made, lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards) as loader, make(loader) as each:

@@ -26,9 +26,10 @@ from shardprep.loaders.order.epoch import (
     shard_uses,
     subtract_passed,
 )
-from shardprep.loaders.order.parts import Omission
+from shardprep.loaders.order.parts import DisplacedOrder, Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 from shardprep.loaders.order.receipt import Receipt
+from support.memory import memory_below
 
 
 @st.composite
@@ -270,3 +271,9 @@ def test_a_loader_measures_its_subset_without_reading(lmdb_shards: Path) -> None
         assert found != loader.shuffle_quality(epoch=4)
         assert json.loads(json.dumps(found.to_json()))["sentence"] == str(found)
         assert not loader.stats().batches
+
+
+def test_an_order_that_is_read_forward_holds_few_of_its_blocks():
+    order = DisplacedOrder(1 << 22, window=100, bits=np.random.Philox(0))
+    with memory_below(8 << 20):
+        assert len({*order.numbers_at(range(0, len(order), 1 << 16))}) == 64
