@@ -52,6 +52,7 @@ from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     add_resume_note,
     describe_finished,
+    finished_shards,
 )
 from shardprep.formats.shards.columns import (
     ColumnEntry,
@@ -294,6 +295,9 @@ def _bytes_to_write(path: Path, manifest: Manifest, columns: Sequence[JoinedColu
     return max(0, needed - sum(file.stat().st_size for file in left))
 
 
+MAX_JOB_BYTES = 64 << 20  # of values of a fixed size; a job takes about four times as much memory
+
+
 def _build(
     work_folder: WorkFolder,
     manifest: Manifest,
@@ -322,11 +326,16 @@ def _build(
     rows["key"], rows["offset"] = keys, np.arange(len(keys))
     for number, column in enumerate(columns):
         rows["places"][:, number], rows["lengths"][:, number] = column.places, column.lengths
-    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
-    shards = [
-        Unit(shard.name, number, first, last, shard.size)
-        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
-    ]
+    starts = accumulate((shard.records for shard in manifest.shards), initial=0)
+    sizes = [column.field.codec.size for column in columns]
+    # values of a fixed size go to a table, so that a job may have fewer records than a shard: memory
+    step = len(keys) if None in sizes else max(1, MAX_JOB_BYTES // sum(filter(None, sizes)))
+    shards = list[Unit]()
+    for shard, (first, last) in zip(manifest.shards, pairwise(starts), strict=True):
+        for at in range(first, max(last, first + 1), step):
+            end = min(at + step, last)
+            name = shard.name if end == last else f"{shard.name}-{at}"
+            shards.append(Unit(name, len(shards), at, end, int(rows["lengths"][at:end].sum())))
     schema = Schema(column.field for column in columns)
     jobs = (
         ShardJob(
@@ -344,7 +353,7 @@ def _build(
         )
         for shard in shards
     )
-    built = runner.run("join", jobs, work_folder.run, shards)
+    built = runner.run("join", jobs, work_folder.run, shards, finished_shards(output))
     entries = list(write_column_tables(work_folder, schema, built, offsets=manifest.offsets))
     for table in (entry.table for entry in entries):
         path = output / table.name

@@ -120,25 +120,25 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: str) -> None:
+def test_joining_in_jobs_of_any_size_is_converting_with_the_same_columns(
+    tmp_path: Path, container: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardprep.formats.conversion.join.MAX_JOB_BYTES", 40)  # two records at a time
     options = PlanOptions(container=container, shard_size=SHARD_SIZE)
-    write_pictures(tmp_path / "with", NAMES)
-    write(tmp_path / "with/metadata.csv", as_csv(ROWS).encode())
-    write_pictures(tmp_path / "plain", NAMES)
+    for name in ("with", "plain"):
+        write_pictures(tmp_path / name, NAMES)
+    (table := tmp_path / "with/metadata.csv").write_bytes(as_csv(ROWS).encode())
     write(tmp_path / "plain/metadata.csv", b"file_name\n" + b"".join(f"{n}\n".encode() for n in NAMES))
     (whole,) = convert(tmp_path / "with", tmp_path / "a", plan_options=options, workers=0)
     (plain,) = convert(tmp_path / "plain", tmp_path / "b", plan_options=options, workers=0)
-    table = tmp_path / "with/metadata.csv"
 
     assert plain.manifest.columns is None
     join(plain.path, {"age": table, "score": table}, workers=0)
     done = join(plain.path, {"caption": table}, workers=0)
 
-    assert done.manifest.content_root == whole.manifest.content_root
-    assert done.manifest.records_root == whole.manifest.records_root
-    assert done.manifest.schema == whole.manifest.schema
-    with open_dataset(plain.path) as opened:
-        captions = {record.key: record["caption"] for record in opened}
+    for name in ("content_root", "records_root", "schema"):
+        assert getattr(done.manifest, name) == getattr(whole.manifest, name)
+    captions = {record.key: record["caption"] for record in open_dataset(plain.path)}
     assert captions == {row["file_name"]: row["caption"] for row in ROWS}
 
 
