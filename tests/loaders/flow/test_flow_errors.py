@@ -171,6 +171,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
         for n in (4, 6)
     ),
     (lambda: over(1).mix(Flow.from_iterable(Sized(4))), r"mix\(\) has more items than its len says"),
+    (lambda: over(1, 2).shuffle(2).repeat().at_pass(1 << 40), "epoch must be between 0 and"),
     (ends_later, "pass 1 of a flow that is repeated without end had no items"),
 ]
 
