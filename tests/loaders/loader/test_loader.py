@@ -80,6 +80,7 @@ def test_a_batch_size_beyond_the_dataset_takes_memory_for_the_dataset_only(lmdb_
     with two_workers_on(lmdb_shards, batch_size=100_000, transform=TrainTransform(8)) as loader:
         ((images, _, numbers),) = loader
         assert loader.engine.shared_bytes < 1 << 20
+        assert min(loader.stats().stages.values()) > 0  # of reading, decoding and augmenting
 
     assert images.shape == (len(loader.dataset), 8, 8, 3)
     assert sorted(numbers) == list(range(len(loader.dataset)))
