@@ -161,6 +161,15 @@ def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built)
             report(built[0], **{name: value})
 
 
+def test_sheets_of_named_classes_show_more_of_them(built: Built, found: Examination) -> None:
+    sheets = report(built[0], classes=["cat", "ant", "cat"], workers=0).to_json()["sheets"]
+    assert [(sheet["name"], len(sheet["records"])) for sheet in sheets] == [
+        (name, min(60, sheet["images"])) for name, sheet in zip(("cat", "ant"), sheets, strict=True)
+    ]
+    assert min(sheet["images"] for sheet in sheets) > 8
+    assert max(len(sheet["records"]) for sheet in found.to_json()["sheets"]) == 8
+
+
 def test_damaged_records_and_shards_are_observations(built: Built, tmp_path: Path) -> None:
     dataset = tmp_path / "damaged"
     converted(built[0].parent / "train-images", dataset, shard_size=60_000)

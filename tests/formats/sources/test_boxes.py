@@ -42,6 +42,12 @@ def test_every_box_lies_in_the_image_and_has_area(
         assert 0 <= y_min < y_max <= 1
 
 
+def test_a_name_that_is_no_wnid_is_the_images_class_or_the_wnid_of_a_known_one() -> None:
+    data = xml(*(box_object(name, 1, 1, 9, 9) for name in ("dog", "Scottish_deerhound", WNID)))
+    assert [name for name, *_ in parse_box_xml(data, f"{WNID}/{WNID}_1")] == [WNID] * 3
+    assert [name for name, *_ in parse_box_xml(data, "ILSVRC2012_val_1")] == ["dog", "n02092002", WNID]
+
+
 def written(folder: Path, files: dict[str, bytes], packed: bool) -> Path:
     """Write annotations into the folder, or into a tar."""
     if packed:

@@ -290,6 +290,18 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["box"], np.array([1, 2], np.uint8))
 
 
+def test_labels_in_json_are_lists(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"file_name": f"{n}.png", "tags": ["new", "big"][:n]} for n in range(3)]
+    options = SourceOptions(columns=("tags:labels",))
+    source = folder_with(tmp_path / "s", rows, "metadata.jsonl")
+    (done,) = convert(source, tmp_path / "out", workers=0, source_options=options)
+    assert [found["tags"].tolist() for _, found in sorted(values(done.path).items())] == [[], [1], [0, 1]]
+    rows[1]["tags"] = "new"
+    source = folder_with(tmp_path / "text", rows, "metadata.jsonl")
+    with pytest.raises(SourceDamaged, match="has labels that are not a list: 'new'"):
+        convert(source, tmp_path / "text_out", workers=0, source_options=options)
+
+
 def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(tmp_path: Path) -> None:
     columns = (["1", "", "2"], ["1", "2.5", "nan"], ["1", "2", "x"], ["", "", ""], ["-1", "2", "3"])
     cells = dict(zip("abcde", columns, strict=True))
