@@ -46,6 +46,7 @@ def test_another_source_is_refused(dataset: Path, archives: Path, tmp_path: Path
     for source, root in ((tmp_path / "nowhere", None), (archives, tmp_path / "nowhere")):
         with pytest.raises(UsageError, match="nowhere: does not exist"):  # also if nothing is damaged
             repair(dataset, source, root=root)
+    assert repair(dataset, tmp_path / "other").exit_code == 0  # nothing is damaged, so it is not read
     damage(dataset)
 
     with pytest.raises(PlanMismatch):
