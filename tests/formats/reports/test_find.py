@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
+from shardprep.cli.commands.report import SHOWN_SIGHTINGS
 from shardprep.formats import UsageError, collect, find, open_dataset
 from shardprep.formats.errors import DataError, SourceDamaged
 from shardprep.formats.reports.pixels import CODES
@@ -186,6 +187,7 @@ def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batc
         log.write_text(lines[line])
         found = RunLog.load(log).sightings(order, range(25), 3)
         assert sum(1 for one in found if one.epoch == epoch and one.step is None) == untold
+        assert f"epoch {epoch}, at a step before those in the log" in prep_here(*words).stdout
 
 
 def test_the_command_says_where_and_when(
@@ -206,6 +208,9 @@ def test_the_command_says_where_and_when(
     assert [one["epoch"] for one in found["seen"]] == [0, 1]
     assert all(f"epoch {s['epoch']}, step {s['step']}, rank 0" in said.stdout for s in found["seen"])
     assert told["not_found"] == [str(unknown)]
+    without_run = prep_here(*words[:4]).stdout
+    assert (f"{key_of(files[3])} (the same image)" in without_run, "epoch" in without_run) == (True, False)
+    assert "and 3 more: --json lists them" in prep_here(*words[:-1], SHOWN_SIGHTINGS + 3).stdout
     collect(tmp_path / "all", [datasets["plain"], datasets["hdf5"]])
     with Loader(tmp_path / "all", batch_size=5, workers=0) as loader:
         loader.card().save(tmp_path / "card.json")
