@@ -1,6 +1,7 @@
 """``prep bench-loader``, its output, its probes and its verdict: figures that are consistent, of any size."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -263,7 +264,9 @@ def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(stats: Loader
         assert "inf" not in str(verdict)
         assert "nan" not in str(verdict)
         assert verdict.next_rate >= verdict.rate
-        assert json.loads(json.dumps(verdict.to_dict(), allow_nan=False))["sentence"] == str(verdict)
+        told = json.loads(json.dumps(verdict.to_dict(), allow_nan=False))
+        assert told["sentence"] == str(verdict)
+        assert told["next_rate"] == (verdict.next_rate if math.isfinite(verdict.next_rate) else None)
 
 
 @pytest.mark.parametrize(
