@@ -99,6 +99,7 @@ def _preparation_data(name: str) -> dict[str, Any]:
 
     Nor are they told a start method that only this process knows, such as joblib's.
     """
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # Python before 3.13 lacks it within pdb
     data = get_preparation_data(name)
     if not is_starting_process():
         return data
@@ -109,7 +110,7 @@ def _preparation_data(name: str) -> dict[str, Any]:
 
 def main_module() -> dict[str, str]:
     """Return where this process's main module is, for :func:`import_main` in a child."""
-    data = get_preparation_data("")
+    data = _preparation_data("")
     return {name: value for name, value in data.items() if name.startswith("init_main")}
 
 
