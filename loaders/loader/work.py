@@ -32,6 +32,7 @@ from shardprep.formats.shards.manifest import box_columns
 from shardprep.formats.shards.read import ADDRESS, DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.store import Location, path_or_place
+from shardprep.loaders.batches.pickling import ALIGNMENT
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
 from shardprep.loaders.batches.stack import JsonValues, gather
 from shardprep.loaders.engine.dispatcher import BatchRequest
@@ -310,7 +311,7 @@ def _index_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
 
 _warned_roots: set[str] = set()  # roots of datasets
 
-ROOM_FOR_ROWS = 4 << 30  # bytes of address space in each slot; only written rows use memory
+ROOM_FOR_ROWS = 4 << 30  # bytes of address space, twice in each slot; only what is written uses memory
 
 
 def location_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -379,8 +380,8 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
 def make_layout(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
     """Return a layout with rows for declared outputs, and spare bytes for others: twice a record's bytes.
 
-    For a transform without declared outputs, workers get room for rows of the form found in its results,
-    unless the system limits address space; then each result is sent.
+    For a transform without declared outputs, workers get room for results of any size, and for rows of the
+    form found in them, unless the system limits address space; then most results are sent.
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
@@ -391,6 +392,7 @@ def make_layout(transform: Transform | None, *, rows: int, mean_bytes: float, wo
     limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
     is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
     room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0
+    spare = room // rows // ALIGNMENT * ALIGNMENT or spare
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
 
 

@@ -300,6 +300,16 @@ def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
         assert_same(epoch_of(loader), expected)
 
 
+def pixels(record: TransformInput, rng: Rng) -> Any:
+    return decode_rgb(record.image)
+
+
+def test_results_of_different_sizes_are_passed_in_shared_memory(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards, transform=pixels, workers=1) as loader:
+        assert all(type(images) is list for images, *_ in loader)
+        assert loader.engine.shared_bytes > max(sum(each.nbytes for each in images) for images, *_ in loader)
+
+
 @pytest.fixture
 def dataset(lmdb_shards: Path) -> Iterator[Dataset]:
     with open_dataset(lmdb_shards) as opened:
