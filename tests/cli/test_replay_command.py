@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform, Views
 from support.datasets import prep_here
 
 
@@ -52,6 +52,7 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 MINE = """
 import numpy as np
 def seven(record, rng): return np.full((4, 4, 3), rng.integers(256), np.uint8)
+def forms(record, rng): return {"bytes": len(record.image), "key": record.key}
 """
 
 
@@ -65,6 +66,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 3},
     "colours": {"transform": TrainTransform(16, lighting=0.1)},
     "other": {"transform": seven},
+    "views": {"transform": Views([TrainTransform(16), TrainTransform(16)])},
     "subset": {"records": np.arange(0, 40, 2), "batch_size": 5},
 }
 
@@ -100,6 +102,15 @@ def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
 
     assert found["batch"][0]["shape"] == [2, 4, 4, 3]
     assert found["card"]["transform"]["name"] == "seven"
+
+
+def test_each_view_and_the_form_of_each_part_are_shown(folder: Path) -> None:
+    views, forms = (
+        prep_here("replay", "shards/train", "--step", 0, *words, cwd=folder).stdout
+        for words in (("--card", "views.json"), ("--batch-size", 2, "--transform", "mine:forms"))
+    )
+    assert views.count("  view 1  ") == 6
+    assert "bytes int64 [2], key a list of 2" in forms
 
 
 def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
