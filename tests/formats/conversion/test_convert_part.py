@@ -103,6 +103,8 @@ def test_a_part_of_a_finished_conversion_reads_no_image_and_leaves_nothing(
     assert first.already_complete
     assert len(first.shards) + len(second.shards) == first.total
     assert first.records + second.records == 24
+    words = ("convert", archives, tmp_path / "out", "--split=train", "--shard-size=60000", "--part=1/2")
+    assert prep_here(*words).stdout.endswith("\nthe conversion is finished\n")
     assert tree(tmp_path / "out") == before
     with pytest.raises(PlanMismatch):
         parts(archives, tmp_path / "out", [1], 2, seed=1)

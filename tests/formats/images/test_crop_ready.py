@@ -35,7 +35,7 @@ from shardprep.formats.records.record import NO_COLUMNS, ColumnRecord
 from shardprep.formats.sources.sample import make_sample
 from shardprep.loaders import EvalTransform, LocalShuffle, TrainTransform
 from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
-from support.datasets import converted, tree, writable
+from support.datasets import converted, prep_here, tree, writable
 from support.image_files import (
     JPEG,
     PHOTOGRAPHS,
@@ -356,6 +356,8 @@ def test_a_dataset_becomes_crop_ready_on_its_own(plain: Path, ready_shards: Path
         assert made.content_root == straight.manifest.content_root
         assert made.source["dataset"]["root"] == first.manifest.root
         assert made.source["dataset"]["source"] == first.manifest.source
+    said = prep_here("inspect", tmp_path / "made").stdout
+    assert re.search(r"\d+ images, segments of \d+x\d+ pixels and \d+ bytes \(median\), others: ", said)
 
 
 @pytest.mark.slow
