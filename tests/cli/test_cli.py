@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,6 +85,21 @@ def test_the_names_of_crops_and_shuffles_mean_those_of_the_loader() -> None:
     assert make_transform("eval", 224) == EvalTransform(224, resize=256)
     words = ["shards", "--to=tcp://127.0.0.1:1", "--shuffle=global"]
     assert cli.commands["serve"].make_context("serve", words).params["shuffle"] == GlobalShuffle()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "there is not enough memory; use fewer --workers"),
+        (ImportError("libx.so"), "cannot be loaded: libx.so"),
+    ],
+)
+def test_a_lack_of_memory_and_a_broken_library_are_3(
+    error: Exception, says: str, splits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardprep.cli.commands.report.find_images", Mock(side_effect=error))
+    done = prep_here("find", "train", "train/manifest.json", cwd=splits)
+    assert (done.returncode, done.stderr) == (3, f"prep: {says}\n")
 
 
 def test_an_option_without_its_value_is_one_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
