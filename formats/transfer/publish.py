@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, outcome, prepare_and_convert
+from shardprep.formats.conversion.convert import (
+    ConvertedSplit,
+    SkippedImages as SkippedImages,
+    build_shards,
+    outcome,
+    prepare_and_convert,
+)
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import (

@@ -21,10 +21,10 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.runtime.files import Closable
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
+from shardprep.loaders.loader.loader import Loader
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.flow import Flow
-    from shardprep.loaders.loader.loader import Loader
 
 
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -43,7 +43,7 @@ from shardprep.loaders.transforms.geometry import (
     resize_window,
     smooth,
 )
-from shardprep.loaders.transforms.targets import TargetOptions
+from shardprep.loaders.transforms.targets import BoxUnits as BoxUnits, TargetOptions
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
 Rounding = Literal["torchvision", "tensorpack"]
