@@ -15,7 +15,6 @@ from PIL import Image
 
 from shardprep.formats.images.decode import CANARIES as FOLDER, PIXELS, canary_row
 
-PHOTOGRAPHS = FOLDER.parent / "photographs"
 # The photograph, the corner and the sides of each, its mode and how it is encoded.
 IMAGES: dict[str, tuple[str, tuple[int, int, int, int], str, dict[str, Any]]] = {
     "jpeg-420.jpg": ("chelsea.jpg", (60, 40, 101, 67), "RGB", {"subsampling": "4:2:0"}),
@@ -31,7 +30,7 @@ IMAGES: dict[str, tuple[str, tuple[int, int, int, int], str, dict[str, Any]]] = 
 
 def encoded(name: str) -> bytes:
     photograph, (x, y, width, height), mode, options = IMAGES[name]
-    with Image.open(PHOTOGRAPHS / photograph) as whole:
+    with Image.open(FOLDER.parent / "photographs" / photograph) as whole:
         part = whole.crop((x, y, x + width, y + height)).convert(mode)
     file = BytesIO()
     part.save(file, "PNG" if name.endswith(".png") else "JPEG", **({"quality": 85} | options))

@@ -34,7 +34,6 @@ from shardprep.loaders import (
 )
 
 RECORDS, CLASSES = 97, 5
-PARTS = (40, 23, 34)
 SMALL: dict[str, Any] = {"batch_size": 8, "drop_last": False}
 WEIGHTS = {"part-0": 0.5, "part-1": 0.2, "part-2": 0.3}
 EVERY_THIRD = list(range(1, RECORDS, 3))
@@ -104,7 +103,7 @@ def made(folder: Path) -> dict[str, Path]:
     for container in ("lmdb", "hdf5"):
         write_dataset(items, folder / container, container=container, **options)
     parts, first = [], 0
-    for number, records in enumerate(PARTS):
+    for number, records in enumerate((40, 23, 34)):
         parts.append(folder / f"part-{number}")
         write_dataset(items[first : first + records], parts[-1], **options)
         first += records

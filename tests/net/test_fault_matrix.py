@@ -292,7 +292,6 @@ def test_two_runs_at_once_end_with_the_output_or_a_named_error(wholes: dict[str,
     assert place.finish() == wholes[name].tree
 
 
-FLUSHES = ("fsync", "fdatasync")
 UPLOADS = {"publish", "convert to a URL"}  # by the library of the store, which says when they are kept
 
 
@@ -314,7 +313,7 @@ def order_faults(calls: list[str], below: str) -> Iterator[str]:
             name, path = match.groups()
             if name in WRITES and path.startswith(below):
                 dirty.add(path)
-            elif name in FLUSHES:
+            elif name in ("fsync", "fdatasync"):
                 dirty.discard(path)
                 unflushed_folders.discard(path)
         elif match := re.match(r'\d+ +rename\("([^"]*)", "([^"]*)"', call):

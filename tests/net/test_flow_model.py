@@ -779,7 +779,6 @@ def in_one_other_process(whole: Pipeline, data: st.DataObject) -> None:
         assert not flow.can_pick
 
 
-WAYS = [mapped_in_processes, resumed_in_processes, in_one_other_process]
 many = st.integers(100, 200).map(lambda count: tuple(range(count)))
 
 
@@ -793,7 +792,7 @@ def with_a_map(draw: st.DrawFn) -> Pipeline:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", torture_except([4, 8], 4))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [mapped_in_processes, resumed_in_processes, in_one_other_process])
 def test_it_is_the_same_in_processes(way: Callable[[Pipeline, st.DataObject], None], examples: int) -> None:
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(pipeline=with_a_map(), data=st.data())

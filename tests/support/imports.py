@@ -9,13 +9,12 @@ from support.repository import ROOT
 
 TOPS = ("cli", "formats", "loaders")
 FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-PREFIX = "shardprep"
 
 
 def module_of(path: Path) -> str:
     """The dotted name that a file is imported by."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join((PREFIX, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+    return ".".join(("shardprep", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 MODULES = {module_of(path): path for path in FILES}

@@ -19,7 +19,6 @@ from shardprep.cli.app import cli
 from support.datasets import prep
 from support.documents import DOCS, INDEX, PAGES, README, ROOT, anchors_of, block_after, blocks_of, links_of
 
-PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
 NEEDS = {
     "shardprep.loaders.torch_data": "torch",
     "shardprep.loaders.jax_data": "jax",
@@ -35,7 +34,7 @@ MODULES = {
     ".".join((package.__name__, *path.relative_to(folder).with_suffix("").parts)).removesuffix(
         ".__init__"
     ): path
-    for package in PACKAGES
+    for package in (shardprep.cli, shardprep.formats, shardprep.loaders)
     for folder in map(Path, package.__path__)
     for path in sorted(folder.rglob("*.py"))
     if path.stem != "__main__"

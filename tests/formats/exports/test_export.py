@@ -35,7 +35,6 @@ from support.image_files import JPEG
 from support.sampling import torture_except
 
 SIZE = 60_000
-every_format = pytest.mark.parametrize("to", FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(
     assert len(tree(tmp_path)) > 5
 
 
-@every_format
+@pytest.mark.parametrize("to", FORMATS)
 def test_a_finished_export_is_recognised_what_is_damaged_is_built_again_and_a_damaged_marker_is_refused(
     intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
 ) -> None:

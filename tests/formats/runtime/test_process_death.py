@@ -221,7 +221,6 @@ next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
 
 
 SHORT = 0.3  # seconds; shorter than the start of any process
-IN_VAIN = r"not ready within 0\.3 s, and was killed.*import.*SIGSTOP"
 
 
 def opened(block: engine_workers.Action | None = None) -> None:
@@ -264,7 +263,7 @@ def test_a_worker_or_child_that_blocks_at_each_start_is_an_error(
     if block is None:
         (tmp_path / "sitecustomize.py").write_text(STOPPING)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(WorkerDied, match=IN_VAIN):
+    with pytest.raises(WorkerDied, match=r"not ready within 0\.3 s, and was killed.*import.*SIGSTOP"):
         called() if block is None else opened(block)
 
 

@@ -22,7 +22,6 @@ from support.datasets import open_files
 from support.image_files import JPEG
 from support.saved_items import JSON, are_same
 
-CLASSES = ("cat", "dog", "eel")
 VALUES = {
     "bytes": st.binary(),
     "image": st.just(JPEG),
@@ -38,7 +37,7 @@ CIRCLE.append(CIRCLE)
 
 
 def field(kind: str) -> Field:
-    return Field("x", kind, CLASSES if kind in ("label", "labels") else ())
+    return Field("x", kind, ("cat", "dog", "eel") if kind in ("label", "labels") else ())
 
 
 @pytest.mark.parametrize(
@@ -195,13 +194,12 @@ def test_a_value_of_another_record_and_a_cut_table_are_errors(tmp_path: Path) ->
 
 
 OFFICIAL = LabelSpace.of(official_words())
-DEVKIT = LabelSpace.of(["a", "b", "c"], ids={"a": 3, "b": 1, "c": 2})
 MAPPINGS = {"sorted_wnid0": [0, 1, 2, -1], "ilsvrc2012_id": [3, 1, 2, -1], "sorted_wnid1_bg": [1, 2, 3, -1]}
 
 
 @pytest.mark.parametrize("space", SPACES)
 def test_a_mapping_gives_each_label_in_another_space_and_keeps_unlabelled(space: str) -> None:
-    mapping = DEVKIT.mapping(space)
+    mapping = LabelSpace.of(["a", "b", "c"], ids={"a": 3, "b": 1, "c": 2}).mapping(space)
 
     assert mapping.dtype == np.int64
     assert mapping.tolist() == MAPPINGS[space]

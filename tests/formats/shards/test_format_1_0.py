@@ -17,8 +17,6 @@ from support.loaded import assert_same, epoch_of, loader_on
 from support.repository import GOLDEN
 from support.resealed import reseal
 
-KINDS = ["lmdb", "hdf5", "tar"]
-
 
 def earlier(dataset: Path, folder: Path, plan_sha256: str | None = None) -> Path:
     """A copy of a dataset as 0.2 wrote it."""
@@ -40,7 +38,7 @@ def earlier(dataset: Path, folder: Path, plan_sha256: str | None = None) -> Path
     return folder
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["lmdb", "hdf5", "tar"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -61,7 +61,6 @@ def classes(*given: dict[str, Any]) -> dict[str, Any]:
 
 
 TENCH = {"name": "n01440764", "words": "tench", "ilsvrc2012_id": 449}
-SURROGATE = {"name": "\ud800", "words": None, "ilsvrc2012_id": None}
 LIES: dict[str, dict[str, Any]] = {
     **{f"no {name}": {name: ...} for name in sorted(KNOWN_KEYS - {"root", "format", *CRITICAL_KEYS})},
     **{f"{name} is null": {name: None} for name in sorted(KNOWN_KEYS - {"root"})},
@@ -79,7 +78,7 @@ LIES: dict[str, dict[str, Any]] = {
     )},
     "a class without words": nested("labels", classes=[{"name": "n1", "ilsvrc2012_id": None}]),
     "a class that is text": nested("labels", classes=["n1"]),
-    "a class name that is no text": classes(SURROGATE),
+    "a class name that is no text": classes({"name": "\ud800", "words": None, "ilsvrc2012_id": None}),
     **{f"the words {words!a}": classes(TENCH | {"words": words}) for words in ("\ud800", ["tench"])},
     **{f"the devkit id {n}": classes(TENCH | {"ilsvrc2012_id": n}) for n in (1.5, True, 1 << 31, -1)},
     **{f"the classes {names}": classes(*(TENCH | {"name": name} for name in names)) for names in ("aa", "ba")},

@@ -46,12 +46,10 @@ MANY = [stored(f"n{i % 7}/{i}", i % 7, bytes([i % 251]) * (i % 40)) for i in SEV
 LONG = [stored("k" * MAX_KEY_BYTES, -(1 << 31), b""), stored("é" * (MAX_KEY_BYTES // 2), (1 << 31) - 1, b"i")]
 
 # Three per leaf, so that the tree of pages has three levels; others have overflow pages
-DEEP = [stored(f"n{i}", i, bytes([i % 251]) * (1300 if i % 9 else 5000)) for i in range(1200)]
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
 labels = st.integers(-1, 999) | st.integers(-(1 << 31), (1 << 31) - 1)
 images = st.binary(max_size=40) | st.integers(0, 20_000).map(bytes)
-lists_of_records = st.lists(st.builds(stored, keys, labels, images), max_size=12)
 identity = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -76,11 +74,11 @@ def records(shard: Path, kind: str) -> list[StoredRecord]:
 
 @pytest.mark.slow
 @identity
-@given(records=lists_of_records)
+@given(records=st.lists(st.builds(stored, keys, labels, images), max_size=12))
 @example(records=[])
 @example(records=LONG)
 @example(records=MANY)
-@example(records=DEEP)
+@example(records=[stored(f"n{i}", i, bytes([i % 251]) * (1300 if i % 9 else 5000)) for i in range(1200)])
 def test_what_is_written_is_read_by_this_reader_and_by_the_library(
     kind: str, records: list[StoredRecord]
 ) -> None:

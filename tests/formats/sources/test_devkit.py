@@ -125,13 +125,10 @@ def test_it_reads_what_scipy_reads_and_writes_and_every_truncation_is_an_error()
             read_struct_array(meta[:end], "synsets")
 
 
-PLAIN = MINI.meta()[:128] + zlib.decompress(MINI.meta()[136:])
-
-
 @given(st.lists(st.tuples(st.integers(128, 900), st.integers(0, 255)), min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_whatever_bytes_of_a_file_are_changed_it_is_read_or_refused(changes: list[tuple[int, int]]) -> None:
-    meta = bytearray(PLAIN)
+    meta = bytearray(MINI.meta()[:128] + zlib.decompress(MINI.meta()[136:]))
     for at, value in changes:
         meta[at] = value
     with suppress(ValueError):
@@ -148,7 +145,6 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SPACE = LabelSpace.of(MINI.wnids)
-OFFICIAL = LabelSpace.of(official_words())
 HEAD = b"ImageId,PredictionString\n"
 
 
@@ -200,4 +196,4 @@ def test_kaggles_labels_may_be_quoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", [66, 490, 970])
 def test_official_images_with_labels_of_another_space_are_a_conflict(label: int) -> None:
     with pytest.raises(LabelConflict, match=f"says {label}, but in sorted_wnid0 it is 65"):
-        check_first_label(OFFICIAL, 50_000, label, "the source")
+        check_first_label(LabelSpace.of(official_words()), 50_000, label, "the source")

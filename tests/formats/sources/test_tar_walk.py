@@ -131,7 +131,6 @@ def gnu_sparse() -> bytes:
 
 
 PATHS = ["/etc/passwd", "../a", "a/../b", "a//b", "a/.", "..", "a\\b", "./", "C:\\a", ""]
-NAMES = [*PATHS, b"a\0b", b"\xff\xfe"]
 SIZES = [
     b"\x80" + (1 << 60).to_bytes(11, "big"),
     b"\x80" + bytes([255]) * 11,
@@ -147,7 +146,7 @@ RECORDS = [
 LONG_NAME = header("L", 2, b"L") + padded(b"a\0")
 HUGE = MAX_EXTENSION_BYTES + 1
 HOSTILE: list[tuple[bytes, str]] = [
-    *((header(name) + END, "name") for name in NAMES),
+    *((header(name) + END, "name") for name in [*PATHS, b"a\0b", b"\xff\xfe"]),
     *((header("a", size_field=size) + END, "at byte 0") for size in SIZES),
     *((pax(records) + header("a") + END, r"at byte \d+, member .*: (the pax|its|ext)") for records in RECORDS),
     *(
@@ -175,12 +174,9 @@ def test_a_damaged_or_hostile_archive_is_an_error(tar: bytes, match: str) -> Non
         listed(tar)
 
 
-MINI = Miniature()
-
-
 @pytest.fixture
 def mini_tars(tmp_path: Path) -> Path:
-    return MINI.write_tars(tmp_path / "mini_tars")
+    return Miniature().write_tars(tmp_path / "mini_tars")
 
 
 @pytest.mark.parametrize("name", [TRAIN, DEVKIT, "LOC_val_solution.csv", "val.txt"])

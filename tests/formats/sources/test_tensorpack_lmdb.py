@@ -482,7 +482,6 @@ def test_records_that_share_their_bytes_would_make_much_of_little(tmp_path: Path
         recognise(path).listing("train")
 
 
-IN_ORDER = PlanOptions(order="key")
 FILES: dict[str, list[Any]] = {
     "arrays": [[np.full((n, 4), n, np.float32), np.arange(6).reshape(2, 3), n / 7] for n in range(5)],
     "several images": [[JPEG, JPEG + bytes(n), "text", n] for n in range(5)],
@@ -499,7 +498,7 @@ def test_datapoints_come_out_as_they_were_put_in(serializer: str, name: str, tmp
         pytest.skip("protocol 2 stores bytes as text")
     source = save_datapoints(tmp_path / "data.lmdb", FILES[name], SERIALIZERS[serializer])
 
-    convert(source, tmp_path / "out", split="train", plan_options=IN_ORDER, workers=0)
+    convert(source, tmp_path / "out", split="train", plan_options=PlanOptions(order="key"), workers=0)
 
     found = list(Flow.from_dataset(tmp_path / "out"))
     assert all(are_same(one, other) for one, other in zip(found, FILES[name], strict=True))

@@ -233,9 +233,6 @@ def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or
     assert tree(tmp_path / "copy") == tree(bucket / "shards/train")
 
 
-LMDB_SHARD = "shard-00000.lmdb"
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
@@ -262,7 +259,7 @@ def test_a_bucket_that_misbehaves_is_an_error_that_says_how(
     said: str,
 ) -> None:
     monkeypatch.setattr(remote_folder, "LISTING_S", 0.5)
-    proxy.fault = lambda path, count: fault if path.endswith((LMDB_SHARD, "/bucket")) else None
+    proxy.fault = lambda path, count: fault if path.endswith(("shard-00000.lmdb", "/bucket")) else None
     url = "s3://bucket/nothing" if "List" in fault else "s3://bucket/lmdb"
 
     with pytest.raises(error, match=said) as caught:  # soon, and not after hours

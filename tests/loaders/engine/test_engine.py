@@ -330,12 +330,10 @@ def test_a_row_is_skipped_that_crashes_every_worker_but_not_one_that_is_killed_f
             assert batch.arrays["number"][rows].tolist() == batch.items[rows].tolist()
 
 
-Event = dict[str, Any]
-
 ROUNDING = 0.002  # microseconds; times are whole nanoseconds, as floats
 
 
-def assert_nested(events: list[Event]) -> None:
+def assert_nested(events: list[dict[str, Any]]) -> None:
     """Check that on every track a span ends before the next begins, or lies within the open one."""
     tracks = defaultdict(list)
     for event in events:

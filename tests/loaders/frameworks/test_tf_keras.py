@@ -14,8 +14,6 @@ from support.loader_workers import OwnError
 from support.tf_devices import tf
 from support.tf_members import WHOLE, Made, Numbered, first, members
 
-MAKERS = {name: WHOLE[name] for name in ("feed", "queue", "staging-over-queue", "dataset")}
-
 
 def model(loss: str = "sparse_categorical_crossentropy") -> Any:
     fitted = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(4, activation="softmax")])
@@ -41,7 +39,7 @@ def with_targets(source: Numbered) -> Callable[[], Iterator[Any]]:
     return lambda: ((x, np.zeros((len(x), 4), np.float32)) for x, _ in source())
 
 
-@members(MAKERS, quick=("queue",))
+@members({name: WHOLE[name] for name in ("feed", "queue", "staging-over-queue", "dataset")}, quick=("queue",))
 def test_an_error_within_fit_comes_as_itself(make: Made) -> None:
     def fail(step: int) -> None:
         if step == 3 and source.passes == 2:

@@ -27,9 +27,7 @@ from support.frame_changes import Parts, damage_the_parts, flip_a_bit, wired
 from support.memory import memory_below
 from support.saved_items import JSON
 
-DTYPES = sorted(KNOWN_DTYPES)
-
-arrays = st.sampled_from(DTYPES).flatmap(
+arrays = st.sampled_from(sorted(KNOWN_DTYPES)).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
 leaves = (

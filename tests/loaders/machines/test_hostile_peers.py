@@ -241,7 +241,6 @@ def lease(number: int, start: int, stop: int) -> bytes:
     return frame(bytes(pack_lease(7, StepLease(number, 0, start, stop))[0]))
 
 
-STOP = frame(bytes(pack_note(FrameKind.STOP, text="enough")[0]))
 STEPS = 1000
 ABSURD = {"an id": lease(2**64 - 1, 0, 1), "a step": lease(1, 2**62, 2**62 + 1)}
 ABSURD |= {"beyond the end": lease(1, STEPS - 1, STEPS + 1), "many buffers": frame(b"", MORE) * 10_000}
@@ -254,7 +253,7 @@ def test_an_absurd_lease_does_no_harm_to_a_sender(absurd: bytes) -> None:
         with accept() as connection:
             connection.sendall(absurd + frame(b"") + lease(2, 7, 8))
             assert read_head(read_frame(connection)).number == 7
-            connection.sendall(STOP)
+            connection.sendall(frame(bytes(pack_note(FrameKind.STOP, text="enough")[0])))
             with pytest.raises(Refused, match="enough"):
                 sent.result(TIMEOUT_S)
 

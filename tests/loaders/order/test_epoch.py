@@ -21,7 +21,6 @@ from support.sampling import torture_except
 from support.whole_order import whole_order
 
 SHARDS = (13, 5, 0, 20, 2)
-RECORDS = sum(SHARDS)
 
 
 def plan(**options: Any) -> EpochPlan:
@@ -49,7 +48,7 @@ FOREIGN = [
     ({"epoch": 1}, "another epoch"),
     ({"epoch": 1 << 64}, "epoch"),
     ({"place": -1}, "-1 is not a number"),
-    ({"place": RECORDS + 1}, "cannot continue"),
+    ({"place": sum(SHARDS) + 1}, "cannot continue"),
     ({"place": True}, "true is not a number"),
     ({"rank": None}, "null is not a number"),
     ({"world_size": "1"}, '"1" is not a number'),
@@ -219,7 +218,6 @@ def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_ano
         refuse_changed_rank(0, 1)
 
 
-shard_counts = st.lists(st.integers(0, 60), max_size=8)
 shuffles = (
     st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 500), st.integers(1, 6))
 )
@@ -228,7 +226,7 @@ blocks = st.integers(1, 100)  # places in one, so that there are many
 
 
 @given(
-    counts=shard_counts,
+    counts=st.lists(st.integers(0, 60), max_size=8),
     shuffle=shuffles,
     seed=keys,
     epoch=keys,
@@ -262,15 +260,11 @@ def test_too_many_records_are_refused() -> None:
         plan(shard_counts=(MAX_RECORDS, 1))
 
 
-PARTS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
-WEIGHTS = st.one_of(st.integers(1, 1000), st.floats(1e-3, 1e3))
-
-
 @st.composite
 def weighted(draw: st.DrawFn) -> WeightedParts:
-    records = draw(PARTS)
+    records = draw(st.lists(st.integers(1, 60), min_size=1, max_size=5))
     names = [f"part-{number}" for number in range(len(records))]
-    weights = {name: draw(WEIGHTS) for name in names}
+    weights = {name: draw(st.one_of(st.integers(1, 1000), st.floats(1e-3, 1e3))) for name in names}
     assume(all(apportion(sum(records), [Fraction(weight) for weight in weights.values()])))
     return WeightedParts.of(weights, names, records)
 

@@ -46,7 +46,6 @@ from support.transform_examples import COFFEE, rng
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 JITTERED = TrainTransform(64, color_jitter=ColorJitter(), lighting=0.1)
-TRANSFORMS = [TrainTransform(64), JITTERED, EvalTransform(64, resize=73)]
 
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=CROP_DRAWS, max_size=CROP_DRAWS)
 sides = st.integers(1, 3000)
@@ -60,7 +59,7 @@ def test_a_crop_lies_in_the_image_and_is_never_empty(width, height, draws):
     assert 0 <= y < y + h <= height
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", [TrainTransform(64), JITTERED, EvalTransform(64, resize=73)])
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_every_layout_and_dtype_has_the_values_of_plain_numpy(transform, layout, dtype):
