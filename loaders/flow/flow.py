@@ -131,6 +131,10 @@ class Flow(Closable):
     """
 
     def __init__(self, node: Node) -> None:
+        if not isinstance(node, Node):
+            raise UsageError(
+                "make a flow by Flow.from_iterable(items), Flow.from_dataset(path) or another source"
+            )
         self.node = node
         self._resources = PassResources()
         self._next_position = FlowPosition()

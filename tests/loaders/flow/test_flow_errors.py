@@ -35,10 +35,8 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "map deadline": (lambda value: FLOW.map(abs, processes=1, deadline=value), NO_TIMES),
     "map outputs": (lambda value: FLOW.map(abs, processes=1, outputs=value), NO_OUTPUTS),
     "ArraySpec": (lambda value: ArraySpec("a", (2,), value), ["no dtype", "object", ",", 5]),
-    "ArraySpec shape": (
-        lambda value: ArraySpec("a", value, "uint8"),
-        [(-2,), (2.5,), [2], 2, None, (1 << 63,)],
-    ),
+    "ArraySpec shape": (lambda value: ArraySpec("a", value, "u1"), [(-2,), (2.5,), [2], 2, None, (1 << 63,)]),
+    "Flow": (Flow, [[1, 2], range(3), None, abs, FLOW]),
     "transform": (FLOW.transform, [*NO_FUNCTIONS, EvalTransform, lambda record: record]),
     "map_component": (lambda value: FLOW.map_component(value, 0), NO_FUNCTIONS),
     "map_component of": (lambda value: FLOW.map_component(abs, value), [1.5, None, True, []]),
