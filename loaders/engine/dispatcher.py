@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.spawn import get_executable
 from multiprocessing.util import Finalize
 from operator import methodcaller
 from queue import Empty, SimpleQueue
@@ -65,6 +66,8 @@ def describe_exit(code: int | None) -> str:
     """Describe an exit code: "SIGSEGV", "exit code 1"."""
     if code is None:
         return "something unknown"
+    if code == 255:  # so multiprocessing's child ends if it cannot run Python
+        return f"exit code 255, perhaps because {os.fsdecode(get_executable())} could not be run"
     if code >= 0:
         return f"exit code {code}"
     names = {int(number): number.name for number in signal.Signals}

@@ -154,9 +154,7 @@ def test_a_fill_that_yields_too_few_or_too_many_outcomes_is_an_error(by: int, co
 
 
 @pytest.mark.slow
-def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_whose_workers_die_at_their_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(Writing(), layout(4), workers=1):  # whose descriptors of multiprocessing stay
         pass
     gc.collect()
@@ -169,6 +167,12 @@ def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
     del engine
 
     until(lambda: (gc.collect(), descriptors())[1] == before)
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/no/python")
+    with (
+        Engine(Writing(), layout(4), workers=1) as other,
+        pytest.raises(WorkerDied, match="/no/python could"),
+    ):
+        next(other.run(plans_of(4, 4)))
 
 
 @pytest.mark.slow
