@@ -312,7 +312,12 @@ def _build(
     """
     output, custody = work_folder.output, [dict(column.custody) for column in columns]
     fields = [column.field.to_json() for column in columns]
-    guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
+    guard: dict[str, Any] = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
+    sizes = [column.field.codec.size for column in columns]
+    # values of a fixed size go to a table, so that a job may have fewer records than a shard: memory
+    step = max(1, len(keys) if None in sizes else MAX_JOB_BYTES // (sum(filter(None, sizes)) or 1))
+    if step < len(keys):
+        guard["step"] = step  # other than an earlier release's, whose commits are of whole shards
     listed = {file.name: file for file in manifest.column_files}
     plan = work_folder.folder / PLAN_NAME
     if not plan.exists() or plan.read_bytes() != canonical_json(guard):
@@ -327,9 +332,6 @@ def _build(
     for number, column in enumerate(columns):
         rows["places"][:, number], rows["lengths"][:, number] = column.places, column.lengths
     starts = accumulate((shard.records for shard in manifest.shards), initial=0)
-    sizes = [column.field.codec.size for column in columns]
-    # values of a fixed size go to a table, so that a job may have fewer records than a shard: memory
-    step = len(keys) if None in sizes else max(1, MAX_JOB_BYTES // sum(filter(None, sizes)))
     shards = list[Unit]()
     for shard, (first, last) in zip(manifest.shards, pairwise(starts), strict=True):
         for at in range(first, max(last, first + 1), step):
