@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from multiprocessing import resource_tracker, spawn
+from multiprocessing import reduction, resource_tracker, spawn
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import get_preparation_data, prepare
@@ -301,6 +301,8 @@ class SpawnedProcess(Owner):
     def __init__(self, target: Callable[..., None], *, name: str | None = None, **kwargs: Any) -> None:
         open_streams()
         parent_end, child_end = socket.socketpair()
+        # the program may have replaced socket.socket by a class of its own, as PySocks and pytest-socket do
+        ForkingPickler.register(type(child_end), reduction._reduce_socket)  # type: ignore[attr-defined]
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
         self._has_ended = False

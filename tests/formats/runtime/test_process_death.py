@@ -300,6 +300,7 @@ def test_a_large_answer_comes_whole_though_processes_were_stopped(monkeypatch: p
     monkeypatch.setattr(pool, "monotonic", itertools.count(0, 3600).__next__)  # an hour between looks
     monkeypatch.setattr(spawn, "get_start_method", lambda: "loky")  # as in a process of joblib
     monkeypatch.delattr("__main__.__spec__")  # as in pdb
+    monkeypatch.setattr("socket.socket", type("Replaced", (pool.socket.socket,), {}))  # as by PySocks
     assert call_isolated(6000, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
 
 
