@@ -83,11 +83,11 @@ PICKLED = b"pickled"
 
 
 class OutcomeWriter:
-    """Writes a lease's outcomes, ``rows`` so far; bodies go to ``spare`` while there is room."""
+    """Writes a lease's outcomes, ``rows`` so far; bodies that fit go to ``spare[:most]``."""
 
-    def __init__(self, spare: Memory) -> None:
+    def __init__(self, spare: Memory, most: int | None = None) -> None:
         self.rows = 0
-        self._spare = spare
+        self._spare = spare[:most]
         self._used = 0
         self._room: Memory | None = None
         self._entries: list[tuple[int, int, int, bytes]] = []
@@ -119,6 +119,11 @@ class OutcomeWriter:
             self._bodies.append(body.data)
             at, self._end = self._end, self._end + body.size
         self._entries.append((self.rows, at, body.size, form))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bodies so far."""
+        return sum(size for _, _, size, _ in self._entries)
 
     def parts(self) -> tuple[bytes | memoryview, ...]:
         """Return the parts of a LeaseOutcomes' ``message``: number of entries, entries, bodies."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import (
@@ -25,6 +26,9 @@ from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_fo
 from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
 from shardprep.loaders.engine.messages import CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack_error
+
+# A sparse slot keeps the memory that its largest results took, so what exceeds twice the usual size is sent.
+ALWAYS_SPARE, FADING = 4 << 20, 0.98
 
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
@@ -75,12 +79,12 @@ def run_worker(
             return
         gc.freeze()  # a collection no longer traverses what was imported: 1.5 % of the CPU of small crops
         _send(channel, pack_answer(Answer.READY))
-        began, cpu = perf_counter(), CpuClock()
+        began, cpu, past = perf_counter(), CpuClock(), np.zeros(2)
         spent = cpu.read()
         while (message := channel.receive()) is not None:
             got = perf_counter()
             lease = unpack_lease(message, task.item_dtype)
-            _send(channel, *_fill_lease(lease, fill, ring, status_table, index))
+            _send(channel, *_fill_lease(lease, fill, ring, status_table, index, past))
             # After the answer: if a worker dies before answering, it died at this lease.
             status_table.set_idle(index)
             status_table.waiting[index] += got - began
@@ -91,9 +95,17 @@ def run_worker(
 
 
 def _fill_lease(
-    lease: Lease, fill: Fill, ring: SlotRing, status_table: StatusTable, index: int
+    lease: Lease,
+    fill: Fill,
+    ring: SlotRing,
+    status_table: StatusTable,
+    index: int,
+    past: npt.NDArray[np.float64],
 ) -> tuple[Part, ...]:
-    """Fill the lease's rows, until its run is over, and return the parts of the answer."""
+    """Fill the lease's rows, until its run is over, and return the parts of the answer.
+
+    ``past`` has the numbers of rows and bytes of the leases before, of which those long ago count less.
+    """
     try:
         memory, layout = ring.memory(lease.slot), ring.layout
         rows = len(lease.items)
@@ -101,7 +113,9 @@ def _fill_lease(
         arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
         if layout.inputs:
             arrays[INPUTS] = layout.input_area(memory)
-        writer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
+        is_limited = layout.sparse and past[0] > 0
+        most = max(ALWAYS_SPARE, int(2 * rows * past[1] / past[0])) if is_limited else None
+        writer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows), most)
         status_table.row[index] = 0
         status_table.lease[index] = lease.id
         if status_table.run[index] == lease.run:
@@ -110,6 +124,7 @@ def _fill_lease(
                 status_table.row[index] = writer.rows
                 if status_table.run[index] != lease.run:
                     break
+        past[:] = past * FADING + (writer.rows, writer.nbytes)
     except BaseException as error:  # raised again, or reported, in the process that waits for this row
         _, row = status_table.place(index)
         return pack_answer(Answer.FAILED, lease.id, row), pack_error(error)

@@ -392,7 +392,7 @@ def make_layout(transform: Transform | None, *, rows: int, mean_bytes: float, wo
     limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
     is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
     room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0
-    spare = room // rows // ALIGNMENT * ALIGNMENT or spare
+    spare = max(spare, room // rows // ALIGNMENT * ALIGNMENT)
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
 
 

@@ -301,13 +301,13 @@ def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
 
 
 def pixels(record: TransformInput, rng: Rng) -> Any:
-    return decode_rgb(record.image)
+    return decode_rgb(record.image) if rng.random() < 0.95 else np.zeros(32 << 20, np.uint8)
 
 
-def test_results_of_different_sizes_are_passed_in_shared_memory(lmdb_shards: Path) -> None:
+def test_results_of_usual_sizes_are_passed_in_shared_memory(lmdb_shards: Path) -> None:
     with loader_on(lmdb_shards, transform=pixels, workers=1) as loader:
-        assert all(type(images) is list for images, *_ in loader)
-        assert loader.engine.shared_bytes > max(sum(each.nbytes for each in images) for images, *_ in loader)
+        sizes = [sorted(each.nbytes for each in list.copy(images)) for images, *_ in loader]  # lists
+        assert sum(sizes[0][:-1]) < loader.engine.shared_bytes < sum(map(sum, sizes)) / 2
 
 
 @pytest.fixture
