@@ -11,18 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep import (
-    EvalTransform,
-    FakeData,
-    Flow,
-    Record,
-    TransformedDataset,
-    collect,
-    open_collection,
-    open_dataset,
-)
+from shardprep import Record, TransformedDataset, collect, open_collection, open_dataset
 from shardprep.formats.errors import CorruptRecord, UsageError
-from shardprep.loaders import Loader, TrainTransform
+from shardprep.loaders import EvalTransform, FakeData, Flow, Loader, TrainTransform
+from shardprep.loaders.batches.pickling import PickledValue
 from support.loaded import Kept, assert_same, crops_on, epoch_of
 
 torch = pytest.importorskip("torch")
@@ -53,6 +45,13 @@ def test_items_of_a_flow_may_be_batched_by_a_data_loader() -> None:
     items = Flow.from_iterable([np.full(3, n) for n in range(6)])
 
     assert [batch.shape for batch in DataLoader(to_torch(items), batch_size=4)] == [(4, 3), (2, 3)]
+
+
+def test_plain_tensors_pass_between_processes_beside_their_pickle() -> None:
+    tensors = [torch.ones(3), torch.ones(3, dtype=torch.uint16), torch.ones(3, requires_grad=True)]
+    assert [len(PickledValue.of(tensor).buffers) for tensor in tensors] == [1, 1, 0]
+    with Flow.from_iterable(tensors).map(torch.detach, processes=1) as passed:
+        assert [(each.dtype, each.tolist()) for each in passed] == [(each.dtype, [1] * 3) for each in tensors]
 
 
 def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
