@@ -169,8 +169,8 @@ def _find_images(instances: Path, path: Path, *, alone: bool) -> Path | None:
     images, name = path / "images", instances.stem.removeprefix(PREFIX)
     folders = [path / name, images / name]
     if alone:
-        word = name.rpartition("_")[2]  # as of person_keypoints_train2017
-        folders += [path / word, images / word, images]
+        word = name.rpartition("_")[2]  # as of person_keypoints_train2017; not of coco_annotations
+        folders += [path / word, images / word, images] if word.startswith(SPLITS) else [images]
     return next((folder for folder in folders if folder.is_dir()), None)
 
 

@@ -36,12 +36,9 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     (folder / "annotations/instances_train2017.json").rename(folder / "mine.json")
     with pytest.raises(UsageError, match="does not exist"):
         recognise(folder, options=SourceOptions(coco="yours.json"))
-
-    (done,) = convert(
-        folder / "train2017", tmp_path / "out", workers=0, source_options=SourceOptions(coco="../mine.json")
-    )
+    mine = SourceOptions(coco="../mine.json")
+    (done,) = convert(folder / "train2017", tmp_path / "out", workers=0, source_options=mine)
     (done.path / "shard-00000.lmdb").unlink()
-
     assert done.manifest.source["coco"] == "../mine.json"
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
     (folder / "train2014" / NAMES[4]).rename(folder / "train2014/unlisted.png")
@@ -56,6 +53,10 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
     (folder / "train2014").symlink_to(tmp_path / "moved")
     (note,) = recognise(folder, options=named).survey("train").notes
     assert note == "folders with images that are left out: train2017"
+    (folder / persons).rename(folder / "annotations/coco_annotations.json")
+    (folder / "train2014").rename(folder / "images")
+    others = SourceOptions(True, coco="annotations/coco_annotations.json")
+    assert len(recognise(folder, options=others).survey("train").entries) == 4
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,6 @@ def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
     (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
     named_file = SourceOptions(coco="valid/_annotations.coco.json")
     (named,) = convert(tmp_path / "s", tmp_path / "named", split="val", workers=0, source_options=named_file)
-
     assert [one.manifest.split for one in done] == ["train", "val", "test"]
     assert done[0].manifest.schema["objects"].classes == ("car", "brush")
     assert len({one.manifest.content_root for one in (done[1], alone, named)}) == 1
