@@ -22,7 +22,7 @@ from shardprep.formats.runtime.processes import (
     main_module,
     use_one_thread,
 )
-from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process
+from shardprep.loaders.batches.pickling import PICKLING_ADVICE, class_pickles, loads, pickle_for_process
 from shardprep.loaders.batches.slots import INPUTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
 from shardprep.loaders.engine.messages import CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack_error
@@ -42,6 +42,7 @@ def share_work(work: RowTask) -> tuple[SlotRing, Mapping[str, str]]:
     """
     file = getattr(sys.modules["__main__"], "__file__", None)
     has_file = getattr(sys, "frozen", False) or Path(file or "").is_file()
+    class_pickles.clear()  # classes may have changed since the workers before
     try:
         pickled = pickle_for_process(work, with_main=has_file)
         if pickled.needs_main and not has_file:

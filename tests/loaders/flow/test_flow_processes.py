@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
+from shardprep.loaders.batches.pickling import PickledValue, class_pickles
 from shardprep.loaders.engine.messages import WorkFailed
 from shardprep.loaders.flow import process_map
 from shardprep.loaders.flow.flow import Flow
@@ -51,6 +52,16 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
     np.testing.assert_equal([x for x, _ in found[: len(values)]], values)
     np.testing.assert_equal(found[len(values) :], values[1:])
     assert [type(x) for x in found[len(values) :]] == [type(x) for x in values[1:]]
+
+
+def test_a_class_of_items_is_pickled_once_for_all_of_them_and_anew_after_a_close() -> None:
+    local: Any = type("Local", (), {})
+    items = [local() for _ in range(4)]
+    with Flow.from_iterable(items).map(lambda item: item.times, processes=1) as flow:
+        for local.times in (1, 2):
+            assert list(flow) == [local.times] * 4
+            assert class_pickles[local] in PickledValue.of(items[0]).stream
+            flow.close()
 
 
 @pytest.mark.torture
@@ -88,7 +99,6 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
             with pytest.raises(FAULTS[name][1]) as raised:
                 found.extend(flow)
             told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
-
             assert found == list(range(37)), name
             assert FAULTS[name][2] in told
             assert "item 37 of pass" in told

@@ -66,18 +66,15 @@ def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_torch_are_refused_with_what_to_do(lmdb_shards: Path, context: str) -> None:
     with crops_on(lmdb_shards) as loader:
-        batches = DataLoader(
-            to_torch(loader), batch_size=None, num_workers=2, multiprocessing_context=context, timeout=60
-        )
+        batches = DataLoader(to_torch(loader), batch_size=None, **FORKED | {"multiprocessing_context": context})
         with pytest.raises(UsageError, match="num_workers=0"):
             next(iter(batches))
 
 
 def test_encoded_images_come_as_a_list_of_bytes_in_tensors(lmdb_shards: Path) -> None:
     with crops_on(lmdb_shards, transform=None) as loader, crops_on(lmdb_shards, transform=None) as other:
-        for (images, labels, _), (expected, *_) in zip(
-            DataLoader(to_torch(loader), batch_size=None), other, strict=True
-        ):
+        batches = DataLoader(to_torch(loader), batch_size=None)
+        for (images, labels, _), (expected, *_) in zip(batches, other, strict=True):
             assert [bytes(image.numpy()) for image in images] == [bytes(image) for image in expected]
             assert len(images) == len(labels)
 
@@ -125,11 +122,8 @@ SHARED = {
 
 
 @pytest.mark.parametrize(("array", "is_shared"), SHARED.values(), ids=SHARED)
-def test_what_torch_can_share_is_shared_and_the_rest_copied(
-    array: np.ndarray[Any, Any], is_shared: bool
-) -> None:
+def test_what_torch_can_share_is_shared_and_the_rest_copied(array: Any, is_shared: bool) -> None:
     (tensor,) = to_torch([array])
-
     assert tensor.numpy().tolist() == array.tolist()
     assert (tensor.data_ptr() in (array.ctypes.data, 0)) == is_shared
 
