@@ -172,7 +172,7 @@ class_pickles: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionar
 
 @cache
 def _make_class_pickler(base: Any) -> Any:
-    """Return a pickler that keeps the pickles of classes by value: each takes cloudpickle half a millisecond."""
+    """Return a pickler that keeps the pickles of classes by value; each takes half a millisecond."""
 
     class Pickler(base):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:

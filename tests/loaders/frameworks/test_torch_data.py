@@ -66,7 +66,8 @@ def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_torch_are_refused_with_what_to_do(lmdb_shards: Path, context: str) -> None:
     with crops_on(lmdb_shards) as loader:
-        batches = DataLoader(to_torch(loader), batch_size=None, **FORKED | {"multiprocessing_context": context})
+        options = FORKED | {"multiprocessing_context": context}
+        batches = DataLoader(to_torch(loader), batch_size=None, **options)
         with pytest.raises(UsageError, match="num_workers=0"):
             next(iter(batches))
 
