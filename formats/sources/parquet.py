@@ -301,6 +301,8 @@ def _column_field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) 
         of_column = "bool[]"
     elif text.startswith(_LISTS):
         of_column = _list_kind(kind, feature)
+        if "," in of_column and any(path.startswith(f"{name}.") for path in nullable):
+            of_column = "json"
     if of_column == "json" and "binary" in text:
         advice = "write them as columns of their own, or save the rows with write_dataset, in Python"
         raise UsageError(f"the column {name} has bytes within {text}; {advice}")

@@ -54,7 +54,7 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "ids": [[1, 2, 3]], "box": ([[0.5, 1.0]], pa.list_(pa.float32(), 2)),
         "tags": [["a", None]], "grid": [[[3], [4]]], "boxes": [[[0.5]]],
         "objects": [{"area": [1.5, math.nan], "name": "x"}],
-        "seg": [{"path": None, "bytes": PNG}], "crowd": [True],
+        "seg": [{"path": None, "bytes": PNG}], "crowd": [True], "gap": ([[[1, None]]], pa.list_(pa.list_(pa.int8(), 2), 1)),
         "maybe": ([None], pa.int64()), "weight": ([None], pa.float32()),
         "pairs": ([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
         "species": pa.array(["ant"]).dictionary_encode(),
@@ -66,7 +66,7 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
         "caption": "text", "count": "int", "score": "float", "raw": "bytes", "ids": "int64[*]",
         "box": "float32[2]", "tags": "json", "objects": "json", "seg": "image", "crowd": "bool[]",
         "maybe": "json", "weight": "float", "pairs": "json", "species": "text", "when": "text",
-        "grid": "int64[2,1]", "boxes": "json",
+        "grid": "int64[2,1]", "boxes": "json", "gap": "json",
     }  # fmt: skip
     record = records(listing)["0.jpg"]
     arrays = [record.pop(name).tolist() for name in ("ids", "box", "crowd", "grid")]
@@ -75,7 +75,7 @@ def test_other_columns_keep_their_values_behind_a_link_that_alone_has_the_suffix
     assert record == {
         "label": -1, "image": IMAGES[0], "caption": "ein Käfer", "count": 7, "score": 0.5, "raw": b"\0\xff",
         "tags": ["a", None], "objects": {"area": [1.5, None], "name": "x"}, "seg": PNG, "maybe": None,
-        "boxes": [[0.5]], "pairs": [["a", 1]], "species": "ant", "when": "2024-05-06 07:08:09",
+        "boxes": [[0.5]], "gap": [[1, None]], "pairs": [["a", 1]], "species": "ant", "when": "2024-05-06 07:08:09",
     }  # fmt: skip
 
 
