@@ -217,8 +217,8 @@ def _repeat_plan(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     plan = make_plan(listing, options, version=manifest.version)
     if plan.digest != manifest.plan["sha256"]:
         raise PlanMismatch(
-            "was made from another source: keys, labels or sizes differ; to repair it from an intact copy, give "
-            "that as a URL, such as file:///folder/copy",
+            "was made from another source, or read by another release: keys, labels, sizes or columns differ; repair "
+            "it with that release, or from an intact copy, given as a URL, such as file:///folder/copy",
             path=path,
         )
     return plan
