@@ -354,7 +354,15 @@ class Engine(Owner, Closable):
     ) -> EngineBatch:
         items = request.items
         began, before = perf_counter(), cpu.read()
-        batch = fill_batch(fill, number, items, layout=self.layout, describe_row=self._describe_row)
+        batch = fill_batch(
+            fill,
+            number,
+            items,
+            layout=self.layout,
+            describe_row=self._describe_row,
+            inputs=request.inputs,
+            rows=request.result_rows,
+        )
         if request.on_filled:
             request.on_filled()
         ended = perf_counter()

@@ -30,7 +30,7 @@ from shardprep.loaders.batches.pickling import (
     round_up,
     unpickle,
 )
-from shardprep.loaders.batches.slots import Arrays, RowForm, SlotLayout, SlotRing
+from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout, SlotRing
 from shardprep.loaders.transforms.contract import ArraySpec
 
 Items = npt.NDArray[Any]
@@ -383,16 +383,29 @@ class EngineBatch:
 
 
 def fill_batch(
-    fill: Fill, number: int, items: Items, *, layout: SlotLayout, describe_row: Callable[[int, int, Any], str]
+    fill: Fill,
+    number: int,
+    items: Items,
+    *,
+    layout: SlotLayout,
+    describe_row: Callable[[int, int, Any], str],
+    inputs: Iterable[tuple[int, PickledValue]] = (),
+    rows: ResultRows | None = None,
 ) -> EngineBatch:
     """Fill a batch in new memory; ``describe_row(row, number, item)`` becomes a note of its exceptions."""
     size = layout.offsets[-1]
     arrays = layout.arrays(allocate_aligned(size), len(items)) if size else {}
+    areas = dict(arrays)
+    if rows:
+        areas[INPUTS] = memory = allocate_aligned(rows.end)
+        arrays |= rows.arrays(memory)
+        for start, piece in inputs:
+            piece.write(memory[start:])
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}
     done = 0
     try:
-        for _, outcome in zip(range(len(items)), fill(items, dict(arrays), None), strict=True):
+        for _, outcome in zip(range(len(items)), fill(items, areas, None), strict=True):
             if isinstance(outcome, bytes):
                 payloads[done] = memoryview(outcome)
             elif isinstance(outcome, SkippedRow):
@@ -406,4 +419,4 @@ def fill_batch(
         row = min(done, len(items) - 1)
         error.add_note(f"In the calling thread, {describe_row(row, number, items[row])}")
         raise
-    return EngineBatch(number, items, arrays, payloads, skipped)
+    return EngineBatch(number, items, arrays, payloads, skipped, form=rows and rows.form)

@@ -63,6 +63,7 @@ from shardprep.loaders.loader.run_card import (
 from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import (
+    ROOM_FOR_ROWS,
     Classes,
     Results,
     ShardWork,
@@ -226,7 +227,7 @@ class Loader(Owner, Closable):
             mean = mean_bytes(files) + (self._subset.mean_image_bytes if selection.with_image else 0)
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
             layout = make_layout(transform, rows=rows, mean_bytes=mean, workers=self._workers)
-            self._results = Results(transform, room=layout.inputs)
+            self._results = Results(transform, room=layout.inputs if self._workers else ROOM_FOR_ROWS)
             self._steps_epoch: Epoch | None = None  # of steps()
             self._work = ShardWork(
                 parts=files,

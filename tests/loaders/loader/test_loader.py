@@ -283,15 +283,15 @@ def parts(record: TransformInput, rng: Rng) -> Any:
 def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
     lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with loader_on(lmdb_shards, transform=parts) as loader:
-        expected = epoch_of(loader)
+    for workers in (0, 1):
+        with loader_on(lmdb_shards, transform=parts, workers=workers) as loader:
+            expected = [loader.replay(0, step).batch for step in range(len(loader))]
+            assert_same(epoch_of(loader), expected)
+            for batch in loader._batches([(Epoch(loader._plan, 0), [0])]):  # now no result is sent
+                assert not batch.payloads
+                assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
+            assert workers <= loader.engine.shared_bytes < 64 << 20  # of the rows that were written
     assert [part.dtype for part in expected[0]] == ["f4", "f8", "i2", "?", "i8", "i8"]
-    with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
-        assert_same(epoch_of(loader), expected)
-        for batch in loader._batches([(Epoch(loader._plan, 0), [0])]):  # now no result is sent
-            assert not batch.payloads
-            assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
-        assert 0 < loader.engine.shared_bytes < 64 << 20  # of the rows that were written
     assert loader.engine.shared_bytes == 0
 
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (1 << 40, 1 << 40))
