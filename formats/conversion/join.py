@@ -206,7 +206,7 @@ def join(
             stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column of keys or paths (``key``,
             ``file_name``, ``path``, …) and a column NAME, or another as "FILE#COLUMN". Datasets and tables
             have one partner per record, matched by key, or by key or file name without extension if these
-            are unique; they may have more, such as those of other splits.
+            are unique. By key, there may be more, such as those of other splits.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         progress: Receives the progress; None shows a bar in a notebook.
 
@@ -215,7 +215,8 @@ def join(
 
     Raises:
         UsageError: A column exists with different values, or an argument is invalid.
-        SourceIncomplete: A record has no partner, or an array has another number of rows.
+        SourceIncomplete: A record has no partner, an array another number of rows, or a partner matched by
+            file name no record.
         DataError: The dataset or the values are damaged.
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
@@ -445,13 +446,14 @@ def match_keys(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     """Return the position of each record's partner, int64. ``path`` is the partners', for messages.
 
     Matches by key, by key without extension, or by file name without extension, whichever first gives each
-    record one partner. Raises SourceIncomplete, which names a record without a partner.
+    record one partner. By file name, each partner must have a record, too: splits often share names. Raises
+    SourceIncomplete, which names a record without a partner, or a partner without a record.
     """
     closest, most = (keys, partners), -1
-    for mine, others in zip(_key_forms(keys), _key_forms(partners), strict=True):
+    for form, (mine, others) in enumerate(zip(_key_forms(keys), _key_forms(partners), strict=True)):
         if not repeated_keys(mine) and not repeated_keys(others):
             _, own, partner = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
-            if len(own) == len(mine):
+            if len(own) == len(mine) and (form < 2 or len(own) == len(others)):
                 places = np.empty(len(mine), np.int64)
                 places[own] = partner
                 return places
@@ -465,6 +467,9 @@ def _mismatch_error(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: 
         message = "occurs twice, but a record has one partner; remove one"
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
     missing, surplus = keys[~np.isin(mine, others)], partners[~np.isin(others, mine)]
+    if not len(missing):
+        message = f"keys match only by file name, and no record has this one (one of {len(surplus)}); leave out other splits"
+        return SourceIncomplete(message, path=path, key=surplus[0].decode())
     message = f"this record of the dataset has no partner here (one of {len(missing)})"
     if len(surplus):
         message += f"; {surplus[0].decode()} here belongs to no record (one of {len(surplus)})"

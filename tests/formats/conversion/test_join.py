@@ -170,6 +170,7 @@ UNMATCHED: dict[str, tuple[list[int], str]] = {
         ({"b": "a.csv"}, SourceDamaged, "line 1: has no column 'b'"),
         ({"age": "no_key.csv"}, SourceDamaged, "line 1: has no column of keys or paths"),
         ({"age": "ragged.csv"}, SourceDamaged, "line 3: has 1 column"),
+        ({"age": "val.csv"}, SourceIncomplete, r"val/9: keys match only by .* \(one of 1\); leave out other"),
         ({"age:int": "words.csv"}, SourceDamaged, "the column age: expected a whole number, not 'x'"),
         ({"age:labels": "a.npy"}, UsageError, "needs classes|which is no labels"),
         *(({"age": f"{name}.csv"}, SourceIncomplete, match) for name, (_, match) in UNMATCHED.items()),
@@ -190,6 +191,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     write(tmp_path / "words.csv", as_csv([{"Path": key, "age": "x"} for key in keys]).encode())
     for name, (numbers, _) in UNMATCHED.items():
         write(tmp_path / f"{name}.csv", b"key,age\n" + b"".join(b"%d,1\n" % number for number in numbers))
+    write(tmp_path / "val.csv", b"key,age\n" + b"".join(b"val/%d,1\n" % number for number in range(10)))
     write(tmp_path / "no_key.csv", b"name,age\n1,2\n")
     write(tmp_path / "ragged.csv", b"key,age\n1,2\n3\n")
     before = tree(dataset)
