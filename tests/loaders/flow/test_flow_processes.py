@@ -44,11 +44,9 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
     ]
     extra = object
     items = [(value, wrapped) for wrapped in (True, False) for value in values[not wrapped :]]
-    with Flow.from_iterable(items).map(
-        lambda item: (item[0], type(item[0]) is extra) if item[1] else item[0], processes=1
-    ) as flow:
+    flow = Flow.from_iterable(items)
+    with flow.map(lambda x: (x[0], type(x[0]) is extra) if x[1] else x[0], processes=1) as flow:
         found = list(flow)
-
     np.testing.assert_equal([x for x, _ in found[: len(values)]], values)
     np.testing.assert_equal(found[len(values) :], values[1:])
     assert [type(x) for x in found[len(values) :]] == [type(x) for x in values[1:]]
@@ -56,11 +54,10 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
 
 def test_a_class_of_items_is_pickled_once_for_all_of_them_and_anew_after_a_close() -> None:
     local: Any = type("Local", (), {})
-    items = [local() for _ in range(4)]
-    with Flow.from_iterable(items).map(lambda item: item.times, processes=1) as flow:
+    with Flow.from_iterable([local()] * 4).map(lambda item: item.times, processes=1) as flow:
         for local.times in (1, 2):
             assert list(flow) == [local.times] * 4
-            assert class_pickles[local] in PickledValue.of(items[0]).stream
+            assert class_pickles[local] in PickledValue.of(local()).stream
             flow.close()
 
 

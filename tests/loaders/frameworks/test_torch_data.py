@@ -96,8 +96,7 @@ def test_batches_stop_and_go_on(lmdb_shards: Path, name: str) -> None:
         whole = epoch_of(loader)
     with crops_on(lmdb_shards) as loader:
         batches = batches_of(loader)
-        some = in_numpy(islice(batches, 8))
-        state = batches.state_dict()
+        some, state = in_numpy(islice(batches, 8)), batches.state_dict()
     with crops_on(lmdb_shards) as loader:
         batches = batches_of(loader)
         batches.load_state_dict(state)
