@@ -102,9 +102,9 @@ allow_partial_option: options.Option = options.flag(
 )
 @options.value(
     "--column",
-    "NAME:KIND[=HEADER]",
-    "Convert this column of a list or metadata.csv; repeatable.  [default: all of metadata.csv, kinds "
-    "inferred]",
+    "NAME[:KIND][=HEADER]",
+    "Convert this column of a list, metadata.csv or record files; repeatable.  [default: all but a list's, "
+    "kinds inferred]",
     name="columns",
     multiple=True,
 )

@@ -148,7 +148,7 @@ class TableSource(Source):
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
         used = {table.path_column, table.label_column, table.split_column, *table.kinds, ""}
         if unused := ", ".join(name for name in table.column_names if name not in used):
-            notes = (f"columns left out: {unused}; take one with --column NAME:KIND", *notes)
+            notes = (f"columns left out: {unused}; take one with --column NAME", *notes)
         shortfall = f"{count_of(images.missing, 'file')} missing, first {images.first_missing}"
         if not len(images.entries):
             shortfall += "; give the folder that the paths are relative to with --root"

@@ -251,7 +251,7 @@ def detect_layout(
         fields={
             name: _column_field(name, types[name], features.get(name), nullable)
             for name in names
-            if name not in (image, label)
+            if name not in (image, label) and options.takes(column_name(name))
         },
     )
 
@@ -304,7 +304,7 @@ def _column_field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) 
         if "," in of_column and any(path.startswith(f"{name}.") for path in nullable):
             of_column = "json"
     if of_column == "json" and "binary" in text:
-        advice = "write them as columns of their own, or save the rows with write_dataset, in Python"
+        advice = "choose other columns with --column, or save the rows with write_dataset, in Python"
         raise UsageError(f"the column {name} has bytes within {text}; {advice}")
     return Field(column_name(name), of_column)
 

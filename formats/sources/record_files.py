@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -108,6 +108,7 @@ def read_varint(data: bytes, start: int) -> tuple[int, int]:
     raise ValueError("a number is truncated, or has more than 64 bits")
 
 
+@lru_cache(1 << 12)
 def column_name(name: str) -> str:
     """Return a valid column name for a name in a file: ``image.height`` for ``image/height``.
 
@@ -178,7 +179,8 @@ class FilesReader(ResourceReader[OpenFiles]):
                     name = column.name
                     values.append(column.codec.encode(self.value(column, record, entry)))
         except BadValue as error:
-            raise BadValue(f"the column {name}: {error.message}", path=place, key=key) from error
+            message = f"the column {name}: {error.message} (to omit it, choose others with --column)"
+            raise BadValue(message, path=place, key=key) from error
         return tuple(values)
 
     def record(self, entry: np.void) -> Any:
@@ -317,7 +319,7 @@ class RecordSource(Source):
     ``layout`` tells the format's ``CONTENTS`` and reader which parts of a record are its image and its label.
     """
 
-    OPTIONS = ("image_column", "label_column")
+    OPTIONS = ("image_column", "label_column", "columns")
     CONTENTS: ClassVar[type[RecordContents]]
 
     files: SplitFiles
@@ -384,6 +386,13 @@ class RecordSource(Source):
         for contents in by_split.values():
             contents.entries["label"] = labels[contents.entries["label"]]
             contents.schema = Schema(_widen(field, schemas) for field in contents.schema)
+        kinds = {name: kind for each in by_split.values() for name, kind in each.schema.kinds.items()}
+        for name, kind, origin in self.source_options.column_choices:
+            if name not in kinds:
+                raise UsageError(f"no record has a column {name!r}", path=self.files.top)
+            if origin != name or kind not in ("", kinds[name]):
+                keeps = f"keeps its name and its kind, {kinds[name]}; give --column {name}"
+                raise UsageError(f"the column {name} {keeps}", path=self.files.top)
         return by_split
 
 
@@ -419,6 +428,7 @@ class RecordContents(ABC):
     def __init__(self, source: RecordSource, classes: Classes) -> None:
         self.top, self.layout, self.classes = source.files.top, source.layout, classes
         self.allows_text = source.source_options.label_column is not None
+        self.takes = source.source_options.takes
         self.problems = Problems()
         self.options: dict[str, Any] = {}  # which the manifest keeps beside those of the user
         self._current_file = b"", 0

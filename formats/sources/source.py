@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
 
@@ -377,9 +378,9 @@ class SourceOptions:
             a record file that is the label. None finds the usual names; empty is none.
         image_column: Part, feature, column or component of a record file (WebDataset, TFRecord, Parquet,
             tensorpack's LMDB) that is the image. None finds the usual names; empty is none.
-        columns: Columns of a list, ``metadata.csv`` or ``metadata.jsonl`` to convert, each as "NAME:KIND" or
-            "NAME:KIND=HEADER". Without any, those of a list are left out, and all of metadata are taken with
-            guessed kinds.
+        columns: Columns to convert, each as "NAME" or "NAME:KIND", or "NAME=HEADER" or "NAME:KIND=HEADER" if
+            their header in a table differs. Kinds that are not given are guessed in a table. Record files
+            give the names and kinds. Without any, those of a list are left out, and all others are taken.
         pairs: Folders of images that belong to the images, each as "NAME=FOLDER", relative to the split's
             folder or to the source, or absolute.
         coco: Path of COCO's instances file, relative to the source; None finds it.
@@ -419,14 +420,15 @@ class SourceOptions:
             object.__setattr__(self, name, texts)
         self.column_choices, self.pair_choices  # noqa: B018 - a wrong choice is an error here
 
-    @property
+    @cached_property
     def column_choices(self) -> tuple[ColumnChoice, ...]:
-        """The columns of a table; the origin is the header."""
-        choices = tuple(parse_column_choice(text, "NAME:KIND or NAME:KIND=HEADER") for text in self.columns)
-        for choice, text in zip(choices, self.columns, strict=True):
-            if not choice.kind:
-                raise UsageError(f"expected NAME:KIND or NAME:KIND=HEADER, not {text!r}")
+        """The columns of a table or of record files; the origin is the header."""
+        choices = (parse_column_choice(text, "NAME[:KIND][=HEADER]") for text in self.columns)
         return tuple(choice._replace(origin=choice.origin or choice.name) for choice in choices)
+
+    def takes(self, column: str) -> bool:
+        """Whether to convert a column of record files: all, unless some are chosen."""
+        return not self.columns or column in (choice.name for choice in self.column_choices)
 
     @property
     def pair_choices(self) -> tuple[ColumnChoice, ...]:

@@ -211,41 +211,41 @@ class ColumnKind:
 
     def __init__(self, header: str, choice: ColumnChoice | None = None, *, typed: bool) -> None:
         self.header, self._choice, self._typed = header, choice, typed
+        self._kind = choice.kind if choice else ""
         self._seen: set[str] = set()
         self._has_empty = False
         self._classes: dict[str, None] = {}
-        if choice and choice.kind in ("image", "bytes"):
+        if choice and self._kind in ("image", "bytes"):
             raise UsageError(
-                f"the column {choice.name} of kind {choice.kind} cannot come from a table; give a folder of "
+                f"the column {choice.name} of kind {self._kind} cannot come from a table; give a folder of "
                 "images with --pair"
             )
 
     def add(self, cell: Any) -> None:
         """Take a cell into account. Raises ValueError for invalid class names."""
-        choice = self._choice
-        if choice and choice.kind in CLASS_CODECS:
-            self._classes.update(dict.fromkeys(parse_class_names(cell, choice.kind, typed=self._typed)))
+        if self._kind in CLASS_CODECS:
+            self._classes.update(dict.fromkeys(parse_class_names(cell, self._kind, typed=self._typed)))
             if len(self._classes) > MAX_CLASSES:
                 raise ValueError(
                     f"has a class of {self.header!r} that exceeds the limit of {MAX_CLASSES} classes"
                 )
-        elif not choice and self._typed:
+        elif not self._kind and self._typed:
             self._seen.add(_kind_of_value(cell))
-        elif not choice and not cell.strip():
+        elif not self._kind and not cell.strip():
             self._has_empty = True
-        elif not choice and "text" not in self._seen:
+        elif not self._kind and "text" not in self._seen:
             self._seen.add(_kind_of_text(cell.strip()))
 
     @property
     def field(self) -> Field:
         """The field for the cells so far. Raises UsageError if the header is not a valid column name."""
         if self._choice:
-            return Field(self._choice.name, self._choice.kind, tuple(sorted(self._classes)))
+            return Field(self._choice.name, self._kind or self.guess, tuple(sorted(self._classes)))
         name = f"{self.header}_" if self.header.lower() in RESERVED else self.header
         try:
             return Field(name, self.guess)
         except UsageError as error:
-            advice = "choose columns with --column NAME:KIND=HEADER"
+            advice = "choose columns with --column NAME=HEADER"
             raise UsageError(f"the table's column {self.header!r}: {error.message}; {advice}") from error
 
     @property

@@ -141,7 +141,8 @@ class LmdbContents(RecordContents):
         form = self.layout.form
         self.options = form.to_json()
         try:
-            return infer_schema(self._first_items, form.columns), "image" in form.own_names
+            names = [*filter(self.takes, form.columns)]
+            return infer_schema(self._first_items, names), "image" in form.own_names
         except (BadValue, UsageError) as error:
             no_columns = f"its first {len(self._first_items)} records make no columns: {error.message}"
             raise self._damage(no_columns) from error

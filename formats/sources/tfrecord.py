@@ -445,6 +445,7 @@ class ExampleContents(RecordContents):
         if image and (features.get(image, UNSET).kind != BYTES or not features[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         names = sorted(features.keys() - self.layout.non_columns)
+        names = [name for name in names if self.takes(column_name(name))]
         for name in names:
             kind, expected = features[name].kind, self._kinds.get(name, "")
             if features[name].start == features[name].end:

@@ -236,14 +236,16 @@ class ShardContents(RecordContents):
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether there are images; samples that lack a part are problems."""
         has_images = any(image for image, _ in self._first_samples)
+        others = self.layout.non_columns(self._parts)
+        needed = {part for part in self._parts if part in others or self.takes(column_name(part))}
         for (image, parts), (place, stem) in self._first_samples.items():
-            missing = [f".{part}" for part in sorted(self._parts - parts)]
+            missing = [f".{part}" for part in sorted(needed - parts)]
             missing += ["an image"] if has_images and not image else []
             if missing:
                 lacks = f"lacks {', '.join(missing[:8])}, which other samples have; add it to every sample"
                 self.problems.add(SourceDamaged(lacks, path=place, key=stem))
         fields = []
-        for part in sorted(self._parts - self.layout.non_columns(self._parts)):
+        for part in sorted(needed - others):
             last = part.rpartition(".")[2]  # like WebDataset's own decoders
             kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
             kind = "float" if part in self._floats else kind

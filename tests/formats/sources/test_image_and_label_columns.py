@@ -120,6 +120,27 @@ def test_what_records_lack_is_said_first_and_a_name_that_none_has_is_an_error(
 
 
 @pytest.mark.parametrize("write", SOURCES)
+def test_chosen_columns_alone_are_converted_whatever_the_others_hold(write: Write, tmp_path: Path) -> None:
+    left = b"\xff" if write is webdataset else [b"\xff", b"\0"]
+    rows = [row | {"left": left} for row in rows_of("jpg", "cls")]
+    if write is webdataset:
+        del rows[2]["left"]  # a part that a sample lacks
+    source = write(tmp_path / "source", rows)
+    words = ["convert", source, tmp_path / "out", "--workers", 0, "--quiet", "--column"]
+
+    assert "no record has a column 'no'" in prep_here(*words, "no").stderr
+    for wrong in ("more:label", "more=left"):
+        assert "the column more keeps its name and its kind" in prep_here(*words, wrong).stderr
+    assert prep_here(*words, "more").returncode == 0
+    assert found_in(tmp_path / "out/train") == {10 + n: (IMAGES[n], f"{n:05d}") for n in ROWS}
+    before = tree(tmp_path / "out")
+    next((tmp_path / "out/train").glob("shard-*")).unlink()
+    repair(tmp_path / "out/train", source, workers=0)
+    assert tree(tmp_path / "out") == before
+    assert read_manifest(tmp_path / "out/train").schema.names == ("more",)
+
+
+@pytest.mark.parametrize("write", SOURCES)
 def test_bytes_that_are_no_image_and_a_column_named_as_a_label_would_be_keep_their_values(
     write: Write, tmp_path: Path
 ) -> None:

@@ -326,7 +326,7 @@ def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused
 
 WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     *(("table", {"val_fraction": share}, "above 0 and below 1") for share in (0.0, 1.0, -0.1, np.nan, "0.1")),
-    ("table", {"columns": ("age",)}, "expected NAME:KIND"),
+    ("table", {"columns": ("age:",)}, r"expected NAME\[:KIND\]\[=HEADER\]"),
     ("table", {"columns": ("age:number",)}, "unknown kind 'number'"),
     ("table", {"columns": ("old:int=Old",)}, "no column 'Old'; its columns are: file_name, age"),
     ("table", {"columns": ("mask:image=age",)}, "--pair"),

@@ -188,7 +188,7 @@ def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: 
     tags = ([b"a", b"b"], [b"a", b"\xff"])
     path = write_tfrecord(tmp_path / "a.tfrecord", [tfds(n, tags=two) for n, two in enumerate(tags)])
 
-    with pytest.raises(BadImage, match=r"the column tags: is not UTF-8; .* --on-bad-image skip"):
+    with pytest.raises(BadImage, match=r"the column tags: is not UTF-8 .*--column.*;.* --on-bad-image skip"):
         converted(path, tmp_path / "out")
     assert converted(path, tmp_path / "out", on_bad_image="skip").skipped == 1
 
