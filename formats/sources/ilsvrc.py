@@ -411,6 +411,13 @@ def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> I
     for name in names:
         if _holds_folders(walk, name) or (len(names) == 1 and split_folders(path / name)):
             raise UsageError(_NO_CLASS, path=path / name)
+    files = walk.files(names[0]) if names else []
+    records = [file.path for file in files if file.path.endswith((".tar", ".tfrecord", ".parquet"))]
+    if records and not any(map(is_image, files)):
+        advice = "put all such files into one folder, or convert each folder by itself"
+        raise UsageError(
+            f"holds {names[0]}/{records[0]}, so its folders are not classes; {advice}", path=path
+        )
     if not names and any(map(is_image, walk.files())):
         raise UsageError(
             "holds images outside class folders, and nothing says which class they belong to; sort them "

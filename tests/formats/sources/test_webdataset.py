@@ -52,6 +52,9 @@ def test_folders_beside_the_shards_may_be_outputs_but_neither_classes_nor_in_a_s
     write_shard(shards.parent / "more/train/0.tar", numbered(1))
     with pytest.raises(UsageError, match="is inside the source"):
         converted(shards.parent / "more", shards.parent / "more/train/out")
+    (shards.parent / "more/train").rename(shards.parent / "more/part0")
+    with pytest.raises(UsageError, match=r"holds part0/0\.tar, so its folders are not classes; put all"):
+        recognise(shards.parent / "more")
 
 
 def test_links_are_read_on_request_and_no_output_is_made_behind_one(shards: Path, tmp_path: Path) -> None:
