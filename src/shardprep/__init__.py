@@ -9,8 +9,12 @@ and ``StagingInput`` feed a framework, and ``serve`` and ``RemoteSource`` move b
 A name is imported when it is first used: importing this package costs next to nothing.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
+
+if _sys.platform != "linux":
+    raise ImportError("shardprep needs Linux: WSL 2 on Windows, elsewhere a container or a virtual machine")
 
 if TYPE_CHECKING:
     from shardprep.formats import *  # noqa: F403

@@ -190,12 +190,21 @@ def test_a_function_gives_an_epoch_each_time_and_no_length(framework: Framework)
         len(batches)
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])
-def test_without_the_framework_the_error_names_the_extra(name: str) -> None:
-    program = f"import sys; sys.modules[{name!r}] = None; import shardprep.loaders; import shardprep.loaders.{name}_data"
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        *(
+            (f"modules[{name!r}] = None", f"{name}_data", f"pip install 'shardprep[{name}]'")
+            for name in ("torch", "jax")
+        ),
+        ("platform = 'darwin'", "tf_inputs", "shardprep needs Linux: WSL 2 on Windows"),
+    ],
+)
+def test_without_the_framework_or_linux_the_error_says_so(change: str, name: str, said: str) -> None:
+    program = f"import sys; sys.{change}; import shardprep.loaders; import shardprep.loaders.{name}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
-    assert f"pip install 'shardprep[{name}]'" in done.stderr.splitlines()[-1]
+    assert said in done.stderr.splitlines()[-1]
 
 
 def test_the_loaders_import_neither_a_framework_nor_zeromq() -> None:
