@@ -140,16 +140,18 @@ def resolve_columns(
     """Return the columns to join to a dataset with these keys, in order. Raises UsageError, DataError."""
     if not columns or not isinstance(columns, Mapping):
         raise UsageError(f"name at least one column to join: {{'NAME': FILE}}, not {columns!r}")
-    choices = [parse_column_choice(name, "NAME or NAME:KIND") for name in columns]
+    choices = [parse_column_choice(str(name), "NAME or NAME:KIND") for name in columns]
     Schema(Field(choice.name, "bytes") for choice in choices)
-    origins = [os.fspath(origin) for origin in columns.values()]
-    return [_resolve(choice, origin, manifest, keys) for choice, origin in zip(choices, origins, strict=True)]
+    origins = zip(choices, columns.values(), strict=True)
+    return [_resolve(choice, origin, manifest, keys) for choice, origin in origins]
 
 
-def _resolve(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) -> JoinedColumn:
+def _resolve(
+    choice: ColumnChoice, origin: str | os.PathLike[str], manifest: Manifest, keys: Keys
+) -> JoinedColumn:
     path, part = user_path(origin), ""
-    if not path.exists() and "#" in origin:
-        place, _, part = origin.rpartition("#")
+    if not path.exists() and "#" in (text := os.fspath(origin)):
+        place, _, part = text.rpartition("#")
         path = user_path(place)
     if not path.exists():
         raise UsageError(f"does not exist; give a dataset or a file for the column {choice.name}", path=path)

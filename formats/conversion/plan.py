@@ -88,9 +88,7 @@ class PlanOptions:
             side = check_int(self.shorter_side, "the shorter side", least=1, most=MAX_SHORTER_SIDE)
             numbers["shorter_side"] = side
         elif self.quality != DEFAULT_QUALITY:
-            raise UsageError(
-                "the quality only applies to images that --shorter-side shrinks; give both or neither"
-            )
+            raise UsageError("the quality only applies to images that --shorter-side shrinks; give it, too")
         flags = {"decode_check": self.decode_check, "crop_ready": self.crop_ready}
         check_flags(**flags)
         # as Python's integers and booleans, for JSON

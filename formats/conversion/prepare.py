@@ -31,7 +31,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.runtime.progress import Progress, check_flags, count_of, format_size
+from shardprep.formats.runtime.progress import Progress, check_flags, check_int, count_of, format_size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
@@ -291,8 +291,13 @@ class Conversion:
                 raise UsageError(f"{name} must be a {form.__name__}, or None, not {value!r}")
         self.part = part
         self.kept_shards = kept_shards
-        if part and not 1 <= part[0] <= part[1]:
-            raise UsageError(f"parts are numbered from 1 to {part[1]}; there is no part {part[0]}")
+        if part is not None:
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise UsageError(f"a part is given as two numbers, such as (1, 3), not {part!r}")
+            number, of = (check_int(one, "the number of a part", least=0) for one in part)
+            self.part = number, of
+            if not 1 <= number <= of:
+                raise UsageError(f"parts are numbered from 1 to {of}; there is no part {number}")
         if part and isinstance(self.path, Location):
             raise UsageError("is a URL, which cannot be converted in parts", path=self.path.url)
         if self.plan_options.order in ITEM_ORDERS:

@@ -64,7 +64,7 @@ from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.processes import pickle_for_worker, usable_cpus
-from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
+from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook, progress_or_bar
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.columns import BOX_COLUMNS
 from shardprep.formats.shards.dataset import SPLITS, Dataset
@@ -146,7 +146,8 @@ def write_dataset(
         raise UsageError(f"the order is one of {', '.join(ORDERS)}, not {order!r}")
     options = PlanOptions(container=container, shard_size=shard_size, order=ORDERS[order], seed=seed)
     folder = user_path(output)
-    progress = progress or BarProgress("items", visible=sys.stderr.isatty() or in_notebook())
+    bar = BarProgress("items", visible=sys.stderr.isatty() or in_notebook())
+    progress = progress_or_bar(progress or bar)
     refuse_other_shape(folder, split)
     refuse_busy(folder)
     total = operator.length_hint(samples, 0)  # now, because the first items are drawn next

@@ -377,7 +377,7 @@ def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> lis
         chosen = []
         for name in dict.fromkeys(classes):
             if name not in dataset.space.label_of:
-                close = get_close_matches(name, dataset.classes, 3)
+                close = get_close_matches(name := str(name), dataset.classes, 3)
                 hint = f"; close are {printable(', '.join(close))}" if close else ""
                 raise UsageError(f"has no class {printable(name)!r}{hint}", path=dataset.path)
             chosen.append(dataset.space.label_of[name])

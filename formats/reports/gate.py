@@ -144,6 +144,8 @@ def gate(
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     check_flags(canaries=canaries)
+    if not isinstance(limits, Mapping):
+        raise UsageError(f"limits must be a dict of names and numbers, not {limits!r}")
     wanted = ({} if against is None else {"leaks": 0}) | dict(limits)
     for name, limit in wanted.items():
         if name not in KINDS:

@@ -274,6 +274,8 @@ class BarProgress:
 
 def progress_or_bar(progress: Progress | None) -> Progress:
     """Return ``progress``, or by default a bar in a notebook, and no progress elsewhere."""
+    if progress and not hasattr(progress, "task"):
+        raise UsageError(f"progress must be a Progress, or None, not {progress!r}")
     return progress or (BarProgress() if in_notebook() else NoProgress())
 
 

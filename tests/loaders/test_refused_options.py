@@ -204,9 +204,11 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
     (open_dataset, [({"path": wrong}, "a path is needed here") for wrong in ("", "a\0b", None, 5, b"lmdb")]),
     (partial(convert, "archives"), [({"output": None}, "a path is needed here")]),
-    (partial(convert, "a", "b"), [({"options": shardprep.PlanOptions()}, "must be a ConvertOptions")]),
+    (partial(convert, "a", "b"), each_of(options=(shardprep.PlanOptions(),), progress=(True,))),
+    (partial(shardprep.convert_part, "a", "b"), each_of(part=("1/3", (1,), (1.0, 3), 3))),
     (partial(fetch, folder="copy"), [({"url": None}, "is not a URL")]),
     (partial(find, "lmdb"), [({"images": 5}, "a list of paths"), ({"images": [], "near": "no"}, "near")]),
+    (partial(shardprep.gate, "lmdb"), [({"limits": one}, "limits must be a dict") for one in (None, ["a"])]),
     (partial(shardprep.gate, "lmdb", {}), each_of(canaries=("no",))),
     (partial(Flow.from_dataset, "lmdb"), each_of(with_keys=("no",))),
     (shardprep.PlanOptions, each_of(decode_check=("no",), crop_ready=("no",))),
@@ -260,12 +262,8 @@ def test_a_key_is_no_record_number_but_the_index_has_the_numbers_of_keys(lmdb_sh
             dataset[key]  # type: ignore[index]
 
 
-def test_a_number_of_workers_is_a_whole_number(lmdb_shards: Path, tmp_path: Path) -> None:
-    calls = (
-        shardprep.verify,
-        partial(find, images=PHOTOGRAPHS),
-        partial(shardprep.report, output=tmp_path / "p"),
-    )
+def test_a_number_of_workers_is_a_whole_number(lmdb_shards: Path) -> None:
+    calls = (shardprep.verify, partial(find, images=PHOTOGRAPHS), shardprep.report)
     for call, workers in product(calls, ("2", -1, 1.5)):
         with pytest.raises(UsageError, match="workers must be a whole number"):
             call(lmdb_shards, workers=workers)
@@ -290,8 +288,9 @@ def test_columns_and_classes_that_a_dataset_does_not_have_are_refused(tmp_path: 
     ):
         with pytest.raises(UsageError, match=says):
             loader_on(tmp_path / "d", columns=columns)
-    with pytest.raises(UsageError, match=r"{'NAME': FILE}, not .*a=b"):
-        shardprep.join(tmp_path / "d", ["a=b.csv"])  # type: ignore[arg-type]
+    for wrong, says in ((["a=b.csv"], "{'NAME': FILE}, not .*a=b"), ({"a": np.eye(9)}, "a path is needed")):
+        with pytest.raises(UsageError, match=says):
+            shardprep.join(tmp_path / "d", wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
