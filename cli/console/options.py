@@ -26,7 +26,7 @@ from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.jobs import RayExecutor
 from shardprep.formats.runtime.processes import MAX_WORKERS
 from shardprep.formats.runtime.progress import parse_bytes
-from shardprep.formats.shards.manifest import INDEX_NAME
+from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
@@ -219,16 +219,13 @@ def make_transform(name: str, pixels: int) -> Transform | None:
 def check_output_files(*files: Path | None) -> None:
     """Raise OperationError if a file cannot be written or replaced; called before the work begins.
 
-    Raises UsageError if two of the files are the same.
+    Raises UsageError for a file in the folder of a dataset, or if two of the files are the same.
     """
     paths = [file for file in files if file is not None]
     for file in paths:
         if not file.parent.is_dir():
             raise OperationError("its folder does not exist; make it, or choose another path", path=file)
-        if (file.parent / INDEX_NAME).exists():
-            raise OperationError(
-                "is in the folder of a dataset, which it would damage; choose another path", path=file
-            )
+        refuse_in_dataset(file)
         check_replaceable(file)
         if not os.access(file.parent, os.W_OK):
             raise OperationError("cannot be written; choose another path", path=file)

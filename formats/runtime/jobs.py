@@ -25,7 +25,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import OperationError, ShardprepError, WorkerDied
+from shardprep.formats.errors import MissingExtra, OperationError, ShardprepError, WorkerDied
 from shardprep.formats.runtime.files import Descriptor, Owner, name_in_os_errors
 from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, call_isolated, usable_cpus
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_int, report_shards
@@ -378,12 +378,14 @@ class RayExecutor(Owner, Executor):
     ``options`` are passed to ``ray.remote``, for example ``num_cpus`` and ``resources``. A task whose worker
     is killed is retried up to RETRIES times. Cancelling a call does not stop its task. Once the cluster is
     gone, calls raise ConnectionError. Shutting down the executor leaves the connection open. Raises
-    ImportError without Ray, and ConnectionError without a connection.
+    MissingExtra without Ray, and ConnectionError without a connection.
     """
 
     def __init__(self, **options: Any) -> None:
-        import ray  # only with the extra ray
-
+        try:
+            import ray  # only with the extra ray
+        except ImportError as error:
+            raise MissingExtra.of("RayExecutor", "Ray", "ray") from error
         self._ray: Any = ray
         self._refuse_unconnected()
         self._task: Any = ray.remote(**{"max_retries": RETRIES, **options})(_call)

@@ -364,8 +364,8 @@ class Flow(Closable):
     def shuffle(self, window: int, *, seed: int = 0) -> Flow:
         """Move each item by less than ``window`` places, at random. Every pass has each item once.
 
-        Away from both ends, an item moves by up to half the window in either direction, a quarter on average,
-        with a standard deviation of 0.29 windows: a window of 3 n spreads as far as tensorpack's buffer of n.
+        Away from both ends, an item moves by at most about half the window, a quarter on average, with a
+        standard deviation of 0.29 windows: a window of 3 n spreads as far as tensorpack's buffer of n.
         If items can be picked by number (sequences, datasets, files, and maps over those), only numbers are
         shuffled. Otherwise about half a window of items is held in memory.
         """

@@ -86,10 +86,10 @@ class LocalShuffle(Shuffle):
     """Shards in random order, their records displaced by less than ``window`` places.
 
     ``window`` is a number of records, or bytes of encoded images as text (``"2GiB"``, ``"512MB"``). At any
-    moment the reads are at most ``window`` places apart. Away from both ends a record moves by up to half the
-    window in either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of
-    3 n mixes as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at
-    least the dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
+    moment the reads are at most ``window`` places apart. Away from both ends a record moves by at most about
+    half the window, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n mixes
+    as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at least the
+    dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
 
     With ``partitions``, each rank reads only its own shards, the same in every epoch and for every seed. The
     shards are divided into this many partitions with equal numbers of records (a shard at a boundary belongs
@@ -557,7 +557,7 @@ def resume_epoch(plan: EpochPlan, state: object) -> Epoch:
         raise UsageError(f"not the state of a loader, or not of version 1 to {SKIPPING_STATE_VERSION}")
     differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
-        hint = " (records=, classes= and without= count as well)" if "dataset" in differing else ""
+        hint = " (weights=, records=, classes= and without= count as well)" if "dataset" in differing else ""
         names = " and ".join(differing)
         raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
     try:

@@ -22,14 +22,14 @@ def folder(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(folder: Path) -> None:
     words = ("report", "shards/train", "--against", "shards/val", "-o", "a.html", "--workers", 1)
+    (folder / "index.npy").touch()  # of another program
     done = prep_here(*words, cwd=folder)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("a.html: shards/train, 34 of 34 images examined\n")
     made = (folder / "a.html").read_text()
-    assert made == report(
-        folder / "shards/train", folder / "b.html", against=folder / "shards/val"
-    ).to_html().replace(str(folder / "shards"), "shards")
+    again = report(folder / "shards/train", folder / "b.html", against=folder / "shards/val")
+    assert made == again.to_html().replace(str(folder / "shards"), "shards")
     assert [path.name for path in folder.glob("*.tmp")] == []
     prep_here("report", "shards/val", "-o", "one.html", "--quiet", cwd=folder)
     inspected = prep_here("inspect", "shards/val", "--html", "two.html", cwd=folder)
@@ -39,10 +39,10 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(fol
 
 def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(folder: Path) -> None:
     for words in ("report -o", "gate --junit", "inspect --html", "bench-disk --save"):
-        for place, said in {"shards/val/x": "in the folder of a dataset", "no/x": "does not exist"}.items():
+        for place, code, said in (("shards/val/x", 2, "folder of a dataset"), ("no/x", 3, "does not exist")):
             command, option = words.split()
             done = prep_here(command, "shards/val", option, place, cwd=folder)
-            assert (done.returncode, done.stdout) == (3, "")
+            assert (done.returncode, done.stdout) == (code, "")
             assert re.fullmatch(f"prep: {place}: .*{said}.*\n", done.stderr)
     twice = prep_here("report", "shards", "-o", "x", "--save-findings", "./x", cwd=folder)
     assert (twice.returncode, twice.stderr) == (2, "prep: x: is the path of two outputs; give each its own\n")

@@ -197,6 +197,7 @@ def test_a_function_gives_an_epoch_each_time_and_no_length(framework: Framework)
             (f"modules[{name!r}] = None", f"{name}_data", f"pip install 'shardprep[{name}]'")
             for name in ("torch", "jax")
         ),
+        ("modules['ray'] = None; import shardprep; shardprep.RayExecutor()", "flow", "shardprep[ray]"),
         ("platform = 'darwin'", "tf_inputs", "shardprep needs Linux: WSL 2 on Windows"),
     ],
 )
