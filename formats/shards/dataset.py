@@ -443,14 +443,22 @@ class TransformedDataset(Closable):
     """
 
     def __init__(self, dataset: RecordSet, transform: Callable[..., Any]) -> None:
+        self.dataset = dataset
         try:
-            check_transform(transform)
+            self.transform = transform
         except UsageError:
             dataset.close()
             raise
-        self.dataset = dataset
-        self.transform = transform
-        self._is_random = accepts_arguments(transform, 2)
+
+    @property
+    def transform(self) -> Callable[..., Any]:
+        """The transform, which may be replaced. Raises UsageError for one of images, as timm may set."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, transform: Callable[..., Any]) -> None:
+        check_transform(transform)
+        self._transform, self._is_random = transform, accepts_arguments(transform, 2)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -208,9 +208,9 @@ def test_a_loaders_transform_makes_the_batches_of_a_loader(
 
 
 def test_a_transform_may_be_a_function_of_the_record_alone(lmdb_shards: Path) -> None:
-    with open_dataset(lmdb_shards, transform=length_and_key) as dataset, open_dataset(lmdb_shards) as records:
-        assert dataset[7] == ((len(records[7].image), records[7].key), records[7].label)
-        assert list(dataset)[7] == dataset[7]
+    with open_dataset(lmdb_shards, transform=coin) as dataset, open_dataset(lmdb_shards) as records:
+        dataset.transform = length_and_key
+        assert list(dataset)[7] == dataset[7] == ((len(records[7].image), records[7].key), records[7].label)
 
 
 def test_random_transforms_are_seeded_as_dataloader_seeds_its_workers(lmdb_shards: Path) -> None:
