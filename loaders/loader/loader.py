@@ -122,8 +122,8 @@ class Loader(Owner, Closable):
         drop_last: Whether to leave out records after the last full batch of all ranks.
         labels: Label space: "sorted_wnid0", "ilsvrc2012_id" or "sorted_wnid1_bg", as for
             :func:`.open_dataset`.
-        records: A subset, as a boolean mask over the dataset or as record numbers. Order, steps, receipts and
-            states then count the subset alone; stored order and labels remain the dataset's.
+        records: A subset, as a boolean mask over the dataset, record numbers, or keys. Order, steps, receipts
+            and states then count the subset alone; stored order and labels remain the dataset's.
         classes: A subset, as class names or labels. With ``records``, the intersection.
         without: Records to omit: a boolean mask over the dataset, record numbers, or keys. All others keep
             their order and random values; the receipt counts the omitted ones as ``omitted``.

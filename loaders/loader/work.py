@@ -129,7 +129,7 @@ class Subset:
         if records is not None or classes is not None:
             mask = np.ones(len(dataset), np.bool_)
             if records is not None:
-                mask &= _mask(_to_array(records, "records"), len(dataset), "records")
+                mask &= _mask(records, dataset, "records")
             if classes is not None:
                 mask &= np.isin(dataset.index["label"], list(_index_labels(dataset, classes)))
             if not mask.any():
@@ -140,12 +140,7 @@ class Subset:
         check_choice("gaps", gaps, ("close", "keep"))
         self.omission = NO_OMISSION
         if without is not None:
-            array = _to_array(without, "without")
-            is_text = array.dtype.kind == "O" and all(isinstance(key, str | bytes) for key in array.ravel())
-            if array.size and (is_text or array.dtype.kind in "US"):
-                mask = _key_mask(array.ravel().tolist(), dataset)
-            else:
-                mask = _mask(array, len(dataset), "without")
+            mask = _mask(without, dataset, "without")
             positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
             if len(positions) == len(self):
                 raise UsageError("without= leaves out all records")
@@ -244,14 +239,14 @@ def _to_array(values: object, option: str) -> npt.NDArray[Any]:
 
 
 def _option_error(option: str, what: str) -> UsageError:
-    keys = ", or keys" if option == "without" else ""
     return UsageError(
-        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {what}"
+        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers, or keys; not {what}"
     )
 
 
-def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
-    """Return a mask of ``count`` records from a mask or an array of record numbers."""
+def _mask(given: npt.ArrayLike, dataset: RecordSet, option: str) -> Mask:
+    """Return a mask of the dataset's records from a mask, record numbers or keys."""
+    records, count = _to_array(given, option), len(dataset)
     if is_masked(records):
         raise _option_error(option, "a masked array; fill it")
     if records.ndim == 1 and records.dtype == np.bool_:
@@ -260,9 +255,12 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
         return records.astype(np.bool_)
     if records.ndim == 1 and not len(records):  # an empty list has no integer type
         return np.zeros(count, np.bool_)
+    is_text = records.dtype.kind in "OSU" and all(isinstance(key, str | bytes) for key in records.ravel())
+    if is_text and records.size:
+        return _key_mask(records.ravel().tolist(), dataset, option)
     if records.ndim != 1 or records.dtype.kind not in "iu":
         raise _option_error(option, f"an array of {records.dtype} of shape {records.shape}")
-    outside = records[(records < 0) | (records >= count)]  # type: ignore[operator]
+    outside = records[(records < 0) | (records >= count)]
     if len(outside):
         raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
     mask = np.zeros(count, np.bool_)
@@ -273,7 +271,7 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     return mask
 
 
-def _key_mask(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
+def _key_mask(keys: Sequence[str | bytes], dataset: RecordSet, option: str) -> Mask:
     """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
     encoded = [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
     wanted, places = np.unique(np.array(encoded), return_inverse=True)
@@ -285,7 +283,7 @@ def _key_mask(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
         mask[start : start + len(stored)] = is_wanted
         seen[at[is_wanted]] = True
     if not seen.all():
-        raise UsageError(f"without= has the key {keys[int(seen[places].argmin())]!r}, which no record has")
+        raise UsageError(f"{option}= has the key {keys[int(seen[places].argmin())]!r}, which no record has")
     return mask
 
 

@@ -30,14 +30,15 @@ def whole(lmdb_shards: Path) -> list[Any]:
         return epoch_of(loader)
 
 
-def test_every_form_of_a_choice_is_the_same_run(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
+@pytest.mark.parametrize(("option", "shown"), [("without", "without {} of them"), ("records", "{} of 204")])
+def test_every_form_of_a_choice_is_the_same_run(lmdb_shards: Path, option: str, shown: str) -> None:
+    with crops_on(lmdb_shards, **RUN, **{option: SOME}) as loader:
         identity, keys = loader.identity, loader.dataset.index["key"][SOME]
-        assert f"without {len(SOME)} of them" in repr(loader)
+        assert shown.format(len(SOME)) in repr(loader)
     names = [key.decode() for key in keys]
     numbers = np.isin(np.arange(RECORDS), SOME), np.array(SOME, np.uint16)
     for form in (*numbers, names[::-1] + names, np.array(names), keys, np.array(names, object)):
-        with crops_on(lmdb_shards, **RUN, without=form) as loader:
+        with crops_on(lmdb_shards, **RUN, **{option: form}) as loader:
             assert loader.identity == identity
     with crops_on(lmdb_shards, **RUN, without=[]) as none, crops_on(lmdb_shards, **RUN) as plain:
         assert none.identity == plain.identity != identity
