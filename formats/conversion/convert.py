@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from shardprep.formats.conversion.plan import PlanOptions, writer_versions
-from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit, neighbour_notes
+from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit, class_notes
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
@@ -263,7 +263,7 @@ def outcome(
         "notes": (
             *listing.notes,
             *_column_notes(prepared, built or ()),
-            *neighbour_notes(prepared.output, manifest, ("", *manifest.schema.names)),
+            *class_notes(prepared.output, manifest, ("", *manifest.schema.names)),
         ),
         "has_labels": prepared.plan.has_labels,
     }

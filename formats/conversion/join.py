@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import PlanOptions
-from shardprep.formats.conversion.prepare import check_room, neighbour_notes
+from shardprep.formats.conversion.prepare import check_room, class_notes
 from shardprep.formats.conversion.shard import ShardJob, write_column_tables
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
@@ -177,7 +177,7 @@ class Joined:
         added: Names of the new columns.
         rebuilt: Names of damaged files of columns joined before, which now have their old bytes again.
         notes: Sentences on values of new columns that belong to no record, and on new columns whose classes
-            have other numbers in a split beside the dataset.
+            are numbered otherwise than their names say, or than in a split beside the dataset.
     """
 
     path: Path
@@ -269,7 +269,7 @@ def join(
         for column in added
         if column.surplus
     )
-    notes = *surplus, *neighbour_notes(path, manifest, names)
+    notes = *surplus, *class_notes(path, manifest, names)
     return Joined(path, manifest, names, tuple(rebuilt), notes)
 
 

@@ -434,11 +434,18 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
         progress.note(f"classes of val without an image in train: {named}{more}")
 
 
-def neighbour_notes(output: Path, manifest: Manifest, columns: Iterable[str]) -> Iterator[str]:
-    """Yield a note for each split beside this one in which a class of both has another number.
+def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Iterator[str]:
+    """Yield notes on classes whose name is another number, or that have one in a split beside this.
 
-    ``columns`` names the columns to compare, "" for the labels.
+    ``columns`` names the columns to look at, "" for the labels.
     """
+    for column in filter(None, columns):
+        here = _class_numbers(manifest, column)
+        other = next((name for name, number in here.items() if name != str(number)), None)
+        if other is not None and all(name.removeprefix("-").isdecimal() for name in here):
+            kind = "int" if manifest.schema[column].kind == "label" else "int32[*]"
+            numbered = f"{other} in the column {column} is class {here[other]}"
+            yield f"{numbered}; to keep the numbers, take the column as {kind}"
     for split in SPLITS if output.name in SPLITS else ():
         with suppress(ShardprepError, OSError):  # such as no manifest, or one of a later release
             beside = read_manifest(output.parent / split)

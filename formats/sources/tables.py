@@ -156,12 +156,12 @@ def _parse_cell(field: Field, cell: Any, *, typed: bool) -> Any:
         return names if kind == "labels" else (names[0] if names else -1)
     if isinstance(codec, ArrayCodec):
         return _parse_array(codec, cell if typed else json.loads(cell))
+    if kind == "float" and (cell is None if typed else not cell.strip()):
+        return math.nan
     if typed or kind == "text":
         return cell
     if kind == "json":
         return json.loads(cell) if cell.strip() else None
-    if kind == "float" and not cell.strip():
-        return math.nan
     with suppress(ValueError):
         if "_" not in cell:
             return int(cell) if kind == "int" else float(cell)

@@ -290,16 +290,17 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["box"], np.array([1, 2], np.uint8))
 
 
-def test_labels_in_json_are_lists(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"file_name": f"{n}.png", "tags": ["new", "big"][:n]} for n in range(3)]
-    options = SourceOptions(columns=("tags:labels",))
-    source = folder_with(tmp_path / "s", rows, "metadata.jsonl")
-    (done,) = convert(source, tmp_path / "out", workers=0, source_options=options)
-    assert [found["tags"].tolist() for _, found in sorted(values(done.path).items())] == [[], [1], [0, 1]]
-    rows[1]["tags"] = "new"
-    source = folder_with(tmp_path / "text", rows, "metadata.jsonl")
+def test_labels_in_json_are_lists_null_is_nan_and_classes_that_are_numbers_are_noted(tmp_path: Path) -> None:
+    cells = ([], 1, 10), (["new"], 0.5, 9), (["new", "big"], None, 8)
+    rows = [{"file_name": f"{n}.png"} | dict(zip("abc", cell, strict=True)) for n, cell in enumerate(cells)]
+    options: Any = {"source_options": SourceOptions(columns=("a:labels", "b:float", "c:label")), "workers": 0}
+    (done,) = convert(folder_with(tmp_path / "s", rows, "metadata.jsonl"), tmp_path / "out", **options)
+    found = [(row["a"].tolist(), str(row["b"])) for _, row in sorted(values(done.path).items())]
+    assert found == [([], "1.0"), ([1], "0.5"), ([0, 1], "nan")]
+    assert done.notes == ("10 in the column c is class 0; to keep the numbers, take the column as int",)
+    rows[1]["a"] = "new"
     with pytest.raises(SourceDamaged, match="has labels that are not a list: 'new'"):
-        convert(source, tmp_path / "text_out", workers=0, source_options=options)
+        convert(folder_with(tmp_path / "text", rows, "metadata.jsonl"), tmp_path / "text_out", **options)
 
 
 def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(tmp_path: Path) -> None:
@@ -318,8 +319,7 @@ def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(
     write_pictures(tmp_path / "missing", ["a/0.png", "b/1.png"])
     write(tmp_path / "missing/metadata.csv", b"file_name,age\na/0.png,1\nb/1.png,2\nloose.png,old\n")
     survey = recognise(tmp_path / "missing").survey("train")
-    assert [each.name for each in survey.labels.classes] == ["a", "b"]
-    assert survey.schema["age"].kind == "int"
+    assert ([each.name for each in survey.labels.classes], survey.schema["age"].kind) == (["a", "b"], "int")
     assert survey.problems
 
 
