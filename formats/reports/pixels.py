@@ -18,7 +18,7 @@ from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
 from shardprep.formats.images.decode import REDUCED, crash_reason, cv2, decode
 from shardprep.formats.images.header import JPEG_SIGNATURE
 from shardprep.formats.runtime.jobs import completed_calls
-from shardprep.formats.runtime.processes import ChildDied, WorkerPool, usable_cpus, use_one_thread
+from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, usable_cpus, use_one_thread
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.read import ADDRESS, FileEntry, Rows, Shard
@@ -307,6 +307,9 @@ class ImageReading:
                         halves += [replace(job, rows=job.rows[p], numbers=job.numbers[p]) for p in parts]
                         continue
                     yield [], job.all_damaged(crash_reason(error.signal))
+                except ChildLost as error:
+                    error.path, error.shard = str(dataset.path), job.path.name
+                    raise
                 done_records += len(job.numbers)
                 done_bytes += int(job.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)

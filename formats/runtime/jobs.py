@@ -268,9 +268,9 @@ class _Run(Generic[Built]):
             except (ShardprepError, OSError):  # reported when the file is built again
                 pass
         if number in self.retried:
-            advice = "remove it" if isinstance(error, ChildDied) else "build with fewer --workers"
+            advice = "; remove it" if isinstance(error, ChildDied) else ""
             raise WorkerDied(
-                f"{error.message} (twice, the second time at this record); {advice}",
+                f"{error.message} (twice, the second time at this record){advice}",
                 path=job.output,
                 shard=job.shard.name,
                 key=job.key_at(at),

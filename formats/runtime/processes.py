@@ -528,7 +528,7 @@ class Child(Owner, AbstractContextManager["Child"]):
             died.signal = signal.Signals(-code).name
             return died
         if code < 0:
-            hint = "; out of memory?" if -code == signal.SIGKILL else ""
+            hint = " (out of memory? use fewer workers)" if -code == signal.SIGKILL else ""
             return ChildLost(f"the process that worked on it was killed by signal {-code}{hint}")
         return ChildLost(f"the process that worked on it exited with {code}")
 

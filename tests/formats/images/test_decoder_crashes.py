@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats import Finding, WorkerDied, plan_conversion, verify
+from shardprep.formats import Finding, OperationError, WorkerDied, plan_conversion, report as examine, verify
 from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
 from support.crashing_decoder import write_images
@@ -33,9 +33,8 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     assert (manifest.records, manifest.skipped) == (9, 3)
     assert tree(tmp_path / "here") == tree(tmp_path / "there")
     quarantine = json.loads((tmp_path / "here" / "quarantine.json").read_bytes())
-    assert {entry["key"]: entry["reason"] for entry in quarantine} == {
-        f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)
-    }
+    reasons = {f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)}
+    assert {entry["key"]: entry["reason"] for entry in quarantine} == reasons
 
 
 @pytest.mark.slow
@@ -45,9 +44,7 @@ def test_a_kind_that_is_always_decoded_ends_neither_a_dry_run_nor_a_conversion(t
     manifest = converted(source, tmp_path / "out", workers=0, on_bad_image="skip")
     (entry,) = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
 
-    assert [f"{problem.first.key}: {problem.first.message}" for problem in planned.problems] == [
-        f"class0/002.bmp: {REASON}"
-    ]
+    assert [f"{p.first.key}: {p.first.message}" for p in planned.problems] == [f"class0/002.bmp: {REASON}"]
     assert (manifest.records, entry["key"], entry["reason"]) == (3, "class0/002.bmp", REASON)
 
 
@@ -68,7 +65,7 @@ def test_verify_names_an_image_of_such_a_kind(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp_path: Path) -> None:
+def test_each_names_such_images_and_does_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     converted(write_images(tmp_path / "source", 12, 2, 9), out, order="key")  # without a decode check
     keys = ["class0/002.jpg", "class1/009.jpg"]
@@ -83,14 +80,15 @@ def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp
 
     assert caught.value.key == keys[0]
     assert sorted(report.findings, key=str) == [Finding("shard-00000.lmdb", REASON, key) for key in keys]
-    assert report.exit_code == 1
-    assert verify(out, level="records").findings == []
+    assert (report.exit_code, verify(out, level="records").findings) == (1, [])
     with Loader(out, on_bad_record="skip", with_numbers=True, **options) as loader:  # type: ignore[arg-type]
         batches, receipt = list(loader), loader.receipt()
 
         assert loader.skipped == dict.fromkeys(keys, "its workers crashed by SIGSEGV")
         numbers = [number for _, _, numbers in batches for number in numbers.tolist()]
         assert [loader.key(number) for number in sorted(set(range(12)) - set(numbers))] == keys
-    assert [len(images) for images, _, _ in batches] == [3, 4, 3]
-    assert all(len(images) == len(labels) for images, labels, _ in batches)
+    assert [(len(images), len(labels)) for images, labels, _ in batches] == [(3, 3), (4, 4), (3, 3)]
     assert (receipt.count, len(receipt.skipped), receipt.is_complete) == (10, 2, False)
+    monkeypatch.setenv("CRASH", "9")
+    with pytest.raises(OperationError, match=r"out: shard-00000.lmdb: .*signal 9 \(out of memory\?"):
+        examine(out, workers=1)
