@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import signal
 import sys
@@ -207,8 +208,10 @@ def describe_failure(error: CommandError) -> Failure:
             full = full_disk_message(error.filename, error.errno) if error.errno in FULL_DISK else None
             message = full or ADVICE.get(error.errno or 0) or error.strerror or str(error)
             file = error.filename2 or error.filename  # of a link, the link and not its target
-            if file is None and error.errno == errno.ENOENT:  # of os.getcwd
+            if file is None and error.errno == errno.ENOENT:  # of tempfile, or of os.getcwd
                 message = "the current folder was removed; change to another one, and run it again"
+                if error.strerror != os.strerror(errno.ENOENT):
+                    message = f"{error.strerror}; set TMPDIR to a folder that can be written to"
             place = None if file is None else str(file)
             line = ": ".join(printable(part) for part in (place, message) if part)
             data = {"path": place, "errno": error.errno}
