@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
     LOCAL_FUSE,
     NETWORK_FILESYSTEMS,
+    disk_room,
     filesystem_type,
-    nearest_folder,
     redact,
     user_path,
 )
@@ -85,7 +84,7 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
         return
     needed = sum(bytes_to_write.values())
     output = next(iter(bytes_to_write))
-    free = shutil.disk_usage(nearest_folder(output)).free
+    _, free = disk_room(output)
     if alone:
         free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:

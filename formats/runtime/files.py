@@ -22,6 +22,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 import threading
@@ -489,6 +490,14 @@ LOCAL_FUSE = tuple(f"fuse.{name}" for name in ("fuse-overlayfs", "mergerfs", "bi
 def nearest_folder(path: Path) -> Path:
     """Return the path if it is a folder, else its nearest parent that is one."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
+
+
+def disk_room(path: Path) -> tuple[int, int]:
+    """Return the bytes of a path's disk, and those free; both unlimited for ramfs and read-only disks."""
+    folder = nearest_folder(path)
+    usage = shutil.disk_usage(folder)
+    is_known = usage.total and not os.statvfs(folder).f_flag & os.ST_RDONLY
+    return (usage.total, usage.free) if is_known else (sys.maxsize, sys.maxsize)
 
 
 def filesystem_type(path: Path) -> str:

@@ -17,7 +17,6 @@ import errno
 import math
 import os
 import re
-import shutil
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from shardprep.formats.runtime.files import (
     Descriptor,
     LockDescriptor,
     Owner,
+    disk_room,
     filesystem_type,
     name_in_os_errors,
     publish_bytes,
@@ -276,7 +276,7 @@ class CacheFolder:
         """The bytes that the cached files take, and those that are free on the disk."""
         with self.critical_section():
             cached = sum(file.size for file in self.cached_files()) + self.remove_leftovers()
-            return max(0, cached + shutil.disk_usage(self.path).free - SPARE_BYTES)
+            return max(0, cached + disk_room(self.path)[1] - SPARE_BYTES)
 
     def reserve_room(
         self, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
@@ -288,8 +288,8 @@ class CacheFolder:
         """
         with self.critical_section(), ExitStack() as failed:
             arriving, files = self.remove_leftovers(), self.cached_files()
-            readers, disk = living_readers(self.readers), shutil.disk_usage(self.path)
-            limit = min([limit, disk.total, *(reader.limit for reader in readers)])
+            readers, (size, free) = living_readers(self.readers), disk_room(self.path)
+            limit = min([limit, size, *(reader.limit for reader in readers)])
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             there = {file.name: file.size for file in files}
             arrivals = Arrivals([], [])
@@ -312,7 +312,7 @@ class CacheFolder:
                     arrivals.coming.append(entry)  # or it came since the caller looked
                 wanted = sum(file.entry.size for file in arrivals.own)
                 used = arriving + sum(file.size for file in files)
-                lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
+                lacking_on_disk = wanted + SPARE_BYTES - free if wanted else 0
                 lacking = max(used + wanted - limit, lacking_on_disk)
                 if (freed := evict_for(lacking)) < lacking:
                     least = used + wanted - freed

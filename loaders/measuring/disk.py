@@ -10,7 +10,6 @@ import ctypes
 import math
 import mmap
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
     Descriptor,
+    disk_room,
     filesystem_type,
     name_in_os_errors,
     user_path,
@@ -453,7 +453,7 @@ def _random_bytes(size: int) -> memoryview:
 
 def _limit_by_free_space(folder: Path, wanted: int) -> int:
     """Return ``wanted`` bytes, or a quarter of the folder's free space if that is less."""
-    return min(wanted, shutil.disk_usage(folder).free // FREE_DIVISOR)
+    return min(wanted, disk_room(folder)[1] // FREE_DIVISOR)
 
 
 def _write(descriptor: int, data: memoryview, times: int = 1) -> None:

@@ -155,10 +155,12 @@ def test_space_is_checked_before_anything_is_written(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
     with pytest.raises(NoSpace, match="free"):
         converted(archives, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=0, free=0))  # of ramfs
+    assert converted(archives, tmp_path / "out", split="test").records
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "beegfs", "fuse.sshfs"])
