@@ -21,7 +21,7 @@ from shardprep.loaders.engine.engine import Counts, CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
 
 MAX_WAITING_SHARE = 0.1  # of the time; a consumer that waits less is the limit, as such waits are noise
-MAX_QUEUED_SHARE = 0.25  # of computing time; if workers wait more for a CPU, other processes use the CPUs
+MAX_QUEUED_SHARE = 0.25  # of computing time; if workers wait more for a CPU, the CPUs are taken or limited
 MAX_CROP_READY = 0.5  # advise crop-ready images only up to this share
 
 STEP = "training step"
@@ -156,8 +156,8 @@ class GroupTimes(Counts):
             return "the workers wait in this stage instead of computing; more workers help"
         if self.width <= cpus and self.queued > MAX_QUEUED_SHARE * busy:
             return (
-                f"the workers wait for a CPU {self.queued / busy:.0%} of the time, because other "
-                "processes use the CPUs; more workers do not help"
+                f"the workers wait for a CPU {self.queued / busy:.0%} of the time, because other processes use "
+                "the CPUs or the container's CPU limit is reached; more workers do not help"
             )
         # if workers compute only part of the time, it takes more of them than CPUs to use all CPUs
         enough = max(cpus, int(cpus * self.filling / busy)) if busy > 0 else cpus
