@@ -389,7 +389,8 @@ class RecordSource(Source):
         kinds = {name: kind for each in by_split.values() for name, kind in each.schema.kinds.items()}
         for name, kind, origin in self.source_options.column_choices:
             if name not in kinds:
-                raise UsageError(f"no record has a column {name!r} beside image and label", path=self.files.top)
+                lacking = f"no record has a column {name!r} besides image and label"
+                raise UsageError(lacking, path=self.files.top)
             if origin != name or kind not in ("", kinds[name]):
                 keeps = f"keeps its name and its kind, {kinds[name]}; give --column {name}"
                 raise UsageError(f"the column {name} {keeps}", path=self.files.top)
