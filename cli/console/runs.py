@@ -147,7 +147,7 @@ def load_chosen(subset: Path | None, without: Path | None) -> dict[str, Any]:
 
 
 chosen_options = options.combine_options(
-    options.file("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask."),
+    options.file("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers, keys or a mask."),
     options.file(
         "--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask."
     ),

@@ -95,7 +95,8 @@ class TransformCard:
         """Return the transform, made from its arguments. Raises UsageError without them."""
         if self.arguments is None or self.name not in OWN_TRANSFORMS:
             own = ", ".join(OWN_TRANSFORMS)
-            raise UsageError(f"the run's transform, {self.name}, is not one of {own}; give the same one")
+            advice = "give the same one (in a command --transform package.module:name)"
+            raise UsageError(f"the run's transform, {self.name}, is not one of {own}; {advice}")
         return _build(self.name, self.arguments)
 
     @property
