@@ -381,9 +381,7 @@ class ItemCoder:
         if isinstance(value, str) != self.form.is_named:
             raise bad_value(value, "the name of a class" if self.form.is_named else "a label")
         if self.classes:
-            if isinstance(value, str) and value in self._place_of:
-                return self._place_of[value]
-            return class_number(value, self.classes, least=UNLABELLED)
+            return class_number(value, self._place_of, least=UNLABELLED)
         try:
             label = UNLABELLED - 1 if isinstance(value, bool) else operator.index(value)
         except TypeError as error:

@@ -126,14 +126,23 @@ class FloatCodec(Codec):
 
 
 @dataclass(frozen=True)
-class LabelCodec(Codec):
-    """One of ``classes``, given by name or number, or -1 for none; decoded to its number."""
+class ClassCodec(Codec):
+    """A kind whose values are among ``classes``."""
 
     classes: tuple[str, ...]
+
+    @cached_property
+    def _number_of(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+
+class LabelCodec(ClassCodec):
+    """One of ``classes``, given by name or number, or -1 for none; decoded to its number."""
+
     dtype = LABEL
 
     def encode(self, value: Any) -> bytes:
-        return class_number(value, self.classes, least=-1).to_bytes(4, "little", signed=True)
+        return class_number(value, self._number_of, least=-1).to_bytes(4, "little", signed=True)
 
     def decode(self, data: bytes) -> int:
         label = int.from_bytes(_check_length(data, 4), "little", signed=True)
@@ -145,17 +154,14 @@ class LabelCodec(Codec):
         return bool(((values >= -1) & (values < len(self.classes))).all())
 
 
-@dataclass(frozen=True)
-class LabelsCodec(Codec):
+class LabelsCodec(ClassCodec):
     """Any of ``classes``, each at most once, given by name or number; decoded to ascending int32 [n]."""
-
-    classes: tuple[str, ...]
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, str | bytes | dict):
             raise bad_value(value, "several labels")
         try:
-            numbers = sorted(class_number(each, self.classes) for each in value)
+            numbers = sorted(class_number(each, self._number_of) for each in value)
         except TypeError as error:
             raise bad_value(value, "several labels") from error
         if len(set(numbers)) != len(numbers):
@@ -171,12 +177,12 @@ class LabelsCodec(Codec):
         return labels
 
 
-def class_number(value: object, classes: tuple[str, ...], *, least: int = 0) -> int:
+def class_number(value: object, classes: Mapping[str, int], *, least: int = 0) -> int:
     """Return the number of a class given by name or number. Raises BadValue for an unknown one."""
     if isinstance(value, str):
         try:
-            return classes.index(value)
-        except ValueError as error:
+            return classes[value]
+        except KeyError as error:
             raise bad_value(value, f"one of {len(classes)} classes") from error
     if not is_integer(value):
         raise bad_value(value, "a label")

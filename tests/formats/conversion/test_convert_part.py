@@ -38,9 +38,7 @@ def parts(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 12))
-def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
-    sizes: list[int], of: int
-) -> None:
+def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one(sizes: list[int], of: int) -> None:
     plans = [SimpleNamespace(shards=[SimpleNamespace(number=n) for n in range(size)]) for size in sizes]
 
     dealt = [[*deal_shards(plans, (number, of))] for number in range(1, of + 1)]  # type: ignore[arg-type]

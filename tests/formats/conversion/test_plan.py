@@ -62,7 +62,7 @@ options = st.builds(
 
 @settings(deadline=None)
 @given(entry_lists, options)
-def test_every_entry_is_in_one_shard_and_no_shard_is_too_large(
+def test_every_entry_is_in_one_shard_and_none_is_too_large(
     entries: list[Entry], options: PlanOptions
 ) -> None:
     made = make_plan(listing(entries), options)

@@ -119,9 +119,7 @@ def test_labels_without_names_stay_the_same_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_the_bytes_do_not_depend_on_workers_or_on_where_items_are_made(whole: Path, tmp_path: Path) -> None:
     numbered().save(tmp_path / "two", workers=2, shard_size=8000)
     mapped = Flow.from_iterable(range(NUMBER)).map(made, random=True, seed=3, processes=1)
     mapped.save(tmp_path / "mapped", workers=1, shard_size=8000)

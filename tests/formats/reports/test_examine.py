@@ -344,7 +344,7 @@ def hashes(draw: st.DrawFn) -> list[int]:
 
 
 @given(hashes(), st.integers(0, 6))
-def test_the_banded_search_equals_brute_force_and_names_each_pair_once(
+def test_a_banded_search_equals_brute_force_and_names_each_pair_once(
     values: list[int], distance: int
 ) -> None:
     found = [

@@ -190,9 +190,7 @@ def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batc
         assert f"epoch {epoch}, at a step before those in the log" in prep_here(*words).stdout
 
 
-def test_the_command_says_where_and_when(
-    files: list[Path], datasets: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_command_says_where_and_when(files: list[Path], datasets: dict[str, Path], tmp_path: Path) -> None:
     with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0, seed=2) as loader:
         loader.card().save(tmp_path / "card.json")
     unknown = tmp_path / "unknown.png"

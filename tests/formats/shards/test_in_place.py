@@ -126,9 +126,7 @@ def test_an_archive_that_moved_is_linked_by_the_same_command_with_its_new_place(
         *(("length", length) for length in ((1 << 32) - 1, 1 << 26)),
     ],
 )
-def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
-    dataset: Path, column: str, value: int
-) -> None:
+def test_a_hostile_address_is_an_error_in_index_and_table(dataset: Path, column: str, value: int) -> None:
     def change(rows: np.ndarray) -> None:
         rows[column][1] = value
 

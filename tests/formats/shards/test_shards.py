@@ -79,9 +79,7 @@ def records(shard: Path, kind: str) -> list[StoredRecord]:
 @example(records=LONG)
 @example(records=MANY)
 @example(records=[stored(f"n{i}", i, bytes([i % 251]) * (1300 if i % 9 else 5000)) for i in range(1200)])
-def test_what_is_written_is_read_by_this_reader_and_by_the_library(
-    kind: str, records: list[StoredRecord]
-) -> None:
+def test_what_is_written_is_read_here_and_by_the_library(kind: str, records: list[StoredRecord]) -> None:
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "shard", kind, records)
 
@@ -144,9 +142,7 @@ def test_a_record_that_differs_from_its_address_is_corrupt(
                 read(0, there)
 
 
-def test_a_file_that_was_cut_short_since_is_damage(
-    shard: Path, kind: str, records: list[StoredRecord]
-) -> None:
+def test_a_file_cut_short_since_is_damage(shard: Path, kind: str, records: list[StoredRecord]) -> None:
     file = shard.with_name(ARCHIVE_NAME) if kind == "tar" else shard
     with opened(shard, kind, 3) as found:
         os.truncate(file, records[1].offset + 3)

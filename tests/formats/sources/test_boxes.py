@@ -80,9 +80,7 @@ def written(folder: Path, files: dict[str, bytes], packed: bool) -> Path:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
-    data: bytes, packed: bool, tmp_path: Path
-) -> None:
+def test_damaged_or_hostile_xml_is_an_error_that_names_it(data: bytes, packed: bool, tmp_path: Path) -> None:
     with pytest.raises(SourceDamaged, match=f"{WNID}_1.xml: .*copy it again, or remove it") as caught:
         read_boxes(written(tmp_path, {f"{WNID}_1.xml": data}, packed), SPACE)
     assert caught.value.__cause__ is not None
