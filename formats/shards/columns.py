@@ -38,6 +38,7 @@ from shardprep.formats.shards.read import (
     OUTPUT_FILES,
     SUFFIXES,
     Address,
+    Addresses,
     FileEntry,
     LocalFiles,
     Rows,
@@ -294,6 +295,7 @@ class OpenRecords(Owner):
         self._shards: dict[int, Shard] = {}
         self._tables: dict[tuple[int, int], ColumnTable] = {}
 
+        self._addresses: dict[Path, Addresses] = {}  # of format 1.0, whose shards take long to open
     def __getitem__(self, number: int) -> Shard:
         return self._shards.get(number) or self._open(number)
 
@@ -318,6 +320,7 @@ class OpenRecords(Owner):
         shard = self._shards.pop(number, None)
         if shard is not None and shard.file.is_deleted:
             try:
+        self._addresses.clear()
                 return read(self[number])
             except DAMAGE as again:
                 error = again
@@ -337,7 +340,8 @@ class OpenRecords(Owner):
 
     def _open_shard(self, number: int) -> Shard:
         part, entry = self._find_shard(number)
-        return _keep_open(self._shards, number, Shard(part.folder / entry.name, part.container, entry))
+        shard = Shard(part.folder / entry.name, part.container, entry, self._addresses)
+        return _keep_open(self._shards, number, shard)
 
     def _find_shard(self, number: int) -> tuple[PartFiles, FileEntry]:
         count = self._first_shards[-1]
@@ -439,7 +443,7 @@ class OpenRecords(Owner):
 
     def close(self) -> None:
         """Close all files; the next read opens them again. No other thread may be reading."""
-        shards, self._shards, self._tables = self._shards, {}, {}
+        shards, self._shards, self._tables, self._addresses = self._shards, {}, {}, {}
         for shard in shards.values():
             shard.close()
 

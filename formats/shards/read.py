@@ -37,7 +37,6 @@ from shardprep.formats.runtime.files import (
     Closable,
     Descriptor,
     Owner,
-    cached_property,
     caches_folder,
     hash_descriptor,
     hash_file,
@@ -417,14 +416,22 @@ class Shard(Owner, Closable):
     """The open file of a shard, read by addresses. Thread-safe except for :meth:`close`.
 
     ``entry`` is the shard's entry in the manifest; without it, the container's addresses are read at once.
-    Raises ShardDamaged for a malformed file, a size other than the entry's, or one that ends before a record;
-    CorruptRecord for a record that does not match its checksum; and OSError if the system fails or memory is
-    short. Errors name the record. A file that changes while it is open causes an error, never a signal.
+    ``known`` keeps these by path, for shards that are opened again. Raises ShardDamaged for a malformed file,
+    a size other than the entry's, or one that ends before a record; CorruptRecord for a record that does not
+    match its checksum; and OSError if the system fails or memory is short. Errors name the record. A file
+    that changes while it is open causes an error, never a signal.
     """
 
-    def __init__(self, path: Path, container: str, entry: FileEntry | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        container: str,
+        entry: FileEntry | None = None,
+        known: dict[Path, Addresses] | None = None,
+    ) -> None:
         self.path = path
         self._container = container
+        self._known = {} if known is None else known
         self._listed = entry.records if entry else None
         in_place = container == IN_PLACE
         images = path.with_name(ARCHIVE_NAME) if in_place else path
@@ -444,14 +451,17 @@ class Shard(Owner, Closable):
             self.close()
             raise
 
-    @cached_property
+    @property
     def _addresses(self) -> Addresses:
+        if self.path in self._known:
+            return self._known[self.path]
         try:
             addresses = container(self._container).addresses(self.path, self.file)
         except MemoryError as error:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
         if self._listed not in (None, len(addresses)):
             raise ShardDamaged(f"has {len(addresses):,} records, not {self._listed:,}", path=self.path)
+        self._known[self.path] = addresses
         return addresses
 
     @property

@@ -9,6 +9,8 @@ import pytest
 
 from shardprep.formats import PlanOptions, collect, join, open_dataset, read_manifest, repair, verify
 from shardprep.formats.conversion.plan import make_plan
+from shardprep.formats.shards import columns, read
+from shardprep.formats.shards.read import container
 from shardprep.formats.sources.recognise import recognise
 from shardprep.loaders import Flow
 from support.column_datasets import write_columns
@@ -68,6 +70,15 @@ def test_its_records_and_batches_are_those_of_today(now: Path, before: Path) -> 
     for options in ({"transform": None}, {"workers": 1}):
         with loader_on(now, **options) as one, loader_on(before, **options) as other:
             assert_same(epoch_of(one), epoch_of(other))
+
+
+def test_it_is_searched_once_for_addresses(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    monkeypatch.setattr(read, "container", lambda name: searched.append(name) or container(name))
+    monkeypatch.setattr(columns, "MAX_OPEN", 1)
+    with open_dataset(before) as dataset:
+        assert list(dataset) == list(dataset)
+        assert len(searched) == len(dataset.manifest.shards) > 1
 
 
 def test_it_is_verified_record_by_record(before: Path) -> None:

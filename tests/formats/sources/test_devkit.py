@@ -94,9 +94,7 @@ def test_a_ground_truth_that_cannot_be_is_an_error_that_names_the_line(truth: by
 
 
 @pytest.mark.parametrize("missing", [META, TRUTH])
-def test_a_devkit_without_one_of_its_files_or_of_too_many_bytes_is_an_error(
-    missing: str, tmp_path: Path
-) -> None:
+def test_a_devkit_without_one_of_its_files_or_too_large_is_an_error(missing: str, tmp_path: Path) -> None:
     members = {META: MINI.meta(), TRUTH: b"1\n"}
     del members[missing]
     with pytest.raises(SourceDamaged, match=missing.partition("/")[2]):

@@ -155,7 +155,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "metadata.csv", "metadata.jsonl"])
-def test_columns_are_taken_on_request_and_splits_are_kept_apart(
+def test_columns_are_taken_on_request_and_splits_kept_apart(
     name: str, pictures: Path, tmp_path: Path
 ) -> None:
     is_list = name.startswith("list")

@@ -343,7 +343,7 @@ def test_an_archive_alone_is_converted_and_checking_its_md5_changes_nothing(
     "wrong",
     [*({name: 0} for name in ("classes", "train_per_class", "val", "test")), {"classes": 1001}, {"seed": -1}],
 )
-def test_impossible_numbers_are_refused_before_anything_is_written(
+def test_impossible_numbers_are_refused_before_writing_anything(
     tmp_path: Path, wrong: dict[str, int]
 ) -> None:
     name = next(iter(wrong)).replace("_", "-")

@@ -102,9 +102,7 @@ def test_unfinished_work_in_the_folder_is_left_alone(folder: Path, parts: list[P
     assert (folder / ".prep/plan.json").exists()
 
 
-def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
-    parts: list[Path], tmp_path: Path
-) -> None:
+def test_parts_that_differ_are_refused_with_the_first_difference(parts: list[Path], tmp_path: Path) -> None:
     manifest = read_manifest(parts[1])
     for labels, said in (
         (LabelSpace.of(["n0", "n1", "n2", "n3"]), "one has the label 0 for .*, the other .* 'n0' with"),

@@ -109,9 +109,7 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is
         cache.hold(shards[:3]).release()
 
 
-def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
-    tmp_path: Path, shards: Shards
-) -> None:
+def test_all_files_stay_within_the_smallest_limit_of_the_readers(tmp_path: Path, shards: Shards) -> None:
     limit = sum(shard.size for shard in shards[:4])
     with opened(tmp_path / "cache") as generous, opened(tmp_path / "cache", limit) as strict:
         for shard in shards:
@@ -220,9 +218,7 @@ def test_a_download_that_is_given_up_while_another_process_opens_it_is_not_conti
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_closing_a_cache_that_was_deleted_ends_all_of_it(
-    proxy: Proxy, tmp_path: Path, shards: Shards
-) -> None:
+def test_closing_a_deleted_cache_ends_all_of_it(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
     threads = threading.active_count()
     cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
     cache.keep(cache.hold(shards[:1]))

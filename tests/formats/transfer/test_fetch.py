@@ -173,7 +173,7 @@ def test_an_interruption_does_not_wait_until_a_large_file_is_hashed(
     assert 0 < download.done < entry.size
 
 
-def test_splits_are_not_mixed_with_a_dataset_and_wrong_arguments_are_refused(
+def test_splits_and_datasets_are_not_mixed_and_wrong_arguments_are_refused(
     bucket: Path, tmp_path: Path
 ) -> None:
     fetched(f"file://{bucket}/shards/val", tmp_path / "copy", shards=np.array([0]))
