@@ -263,6 +263,7 @@ class PartFiles:
 
 # A quarter of the process's descriptors: 256 by default.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+CHECKED = 16  # open shards that are checked for deletion when another is opened: each takes a system call
 
 Result = TypeVar("Result")
 File = TypeVar("File", Shard, ColumnTable)
@@ -272,8 +273,9 @@ class OpenRecords(Owner):
     """Reads records and column values by numbers that count over all ``parts``, which have equal columns.
 
     Files are made available by ``files`` and opened on first use. At most MAX_OPEN shards (including those of
-    columns) and MAX_OPEN column tables stay open; the first opened is released first, and shards that a cache
-    has deleted whenever another is opened. A released file is closed once no thread reads from it.
+    columns) and MAX_OPEN column tables stay open; the first opened is released first. Opening a shard also
+    releases those that a cache has deleted, among CHECKED open ones. A released file is closed once no thread
+    reads from it.
 
     Every value is checked against its checksum in the table, which covers the record's key. A failed read is
     repeated once if ``files`` can replace the file; then it raises the errors of :class:`.Shard`, or
@@ -293,9 +295,9 @@ class OpenRecords(Owner):
         # Both are changed by single calls, without a lock, because opening can download. Column shards are
         # numbered after all record shards.
         self._shards: dict[int, Shard] = {}
+        self._addresses: dict[Path, Addresses] = {}  # of format 1.0, whose shards take long to open
         self._tables: dict[tuple[int, int], ColumnTable] = {}
 
-        self._addresses: dict[Path, Addresses] = {}  # of format 1.0, whose shards take long to open
     def __getitem__(self, number: int) -> Shard:
         return self._shards.get(number) or self._open(number)
 
@@ -318,9 +320,9 @@ class OpenRecords(Owner):
         if self._files is LOCAL:
             raise error
         shard = self._shards.pop(number, None)
+        self._addresses.clear()
         if shard is not None and shard.file.is_deleted:
             try:
-        self._addresses.clear()
                 return read(self[number])
             except DAMAGE as again:
                 error = again
@@ -329,8 +331,9 @@ class OpenRecords(Owner):
 
     def _open(self, number: int) -> Shard:
         _, entry = self._find_shard(number)
+        apart = 1 + len(self._shards) // CHECKED
         for opened, shard in () if self._files is LOCAL else list(self._shards.items()):
-            if shard.file.is_deleted:
+            if (opened - number) % apart == 0 and shard.file.is_deleted:
                 self._shards.pop(opened, None)
         self._files.provide(entry)
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.runtime.files import OPEN_FLAGS, Descriptor, Finalizer, Owner
-from shardprep.formats.shards.columns import PartFiles
+from shardprep.formats.shards.columns import MAX_OPEN, PartFiles
 from shardprep.formats.shards.dataset import Block
 from shardprep.formats.shards.manifest import tables_of
 from shardprep.formats.shards.read import FileEntry
@@ -402,6 +403,8 @@ class ShardFeed(Owner):
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         epochs = uses, self._uses(number + 1)
         by_boundary = np.concatenate([each.boundaries()[1] for each in epochs])
+        at_once = uses.peak(np.full(len(plan.shard_counts), self._files.per_shard))
+        _allow_open_files(2 * at_once)  # a batch holds its shards before the previous one releases its own
         self._cache.announce(self._files.of(by_boundary.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.replace_files(self._files.of(begins.tolist()))
@@ -452,6 +455,14 @@ class ShardFeed(Owner):
     def close(self) -> None:
         """Stop all downloads. Idempotent."""
         self._end()
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files for ``count`` more, as far as its hard limit permits."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 4 * MAX_OPEN  # which is what it had before
+    if needed > limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if most < 0 else min(needed, most), most))
 
 
 def end_downloads(

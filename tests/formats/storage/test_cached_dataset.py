@@ -15,6 +15,8 @@ import pytest
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
+from shardprep.formats.shards import columns
+from shardprep.formats.shards.read import ShardFile
 from shardprep.formats.storage.cache import CachedDataset, CacheTooSmall, FileCache, HeldFiles
 from support.datasets import StopAfter, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
@@ -93,6 +95,14 @@ def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again_onc
         assert len({*pool.map(cache, range(8))}) == 1
     assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
     assert remote[0] == first
+
+
+def test_opening_a_shard_checks_few_others(remote: CachedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[ShardFile] = []
+    monkeypatch.setattr(ShardFile, "is_deleted", property(checked.append))
+    monkeypatch.setattr(columns, "CHECKED", 2)
+    assert len(list(remote)) > 0
+    assert len(checked) < 3 * len(remote.manifest.shards)
 
 
 def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(

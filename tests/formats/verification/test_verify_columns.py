@@ -97,9 +97,7 @@ def test_swapped_files_and_rows_are_found_under_a_right_root(dataset: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torture_except(["caption", "colour"], "caption"))
-def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
-    tmp_path: Path, name: str
-) -> None:
+def test_another_value_under_right_checksums_is_not_of_the_content_root(tmp_path: Path, name: str) -> None:
     field = EVERY_KIND[name]
     value = field.codec.encode("grüN 3" if name == "caption" else 1)
     write_columns(tmp_path / "d", 4, Schema([field]))

@@ -67,9 +67,7 @@ def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
         refused(dataset, moved((dataset, aside), (there, dataset)), f"does not see the dataset .*{why}")
 
 
-def test_a_machine_that_sees_no_archive_or_another_is_refused_by_its_name(
-    archives: Path, tmp_path: Path
-) -> None:
+def test_a_machine_that_sees_no_archive_or_another_is_refused_by_name(archives: Path, tmp_path: Path) -> None:
     converted(archives, dataset := tmp_path / "indexed", split="val", container=IN_PLACE, order="archive")
     other, link = tmp_path / "other", dataset / ARCHIVE_NAME
     other.write_bytes(b"another")
@@ -78,9 +76,7 @@ def test_a_machine_that_sees_no_archive_or_another_is_refused_by_its_name(
         refused(dataset, moved((link, tmp_path / "aside"), *moves), f"does not see the dataset .*{why}")
 
 
-def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
-    dataset: Path, archives: Path
-) -> None:
+def test_a_machine_with_another_version_is_refused_and_repairs_nothing(dataset: Path, archives: Path) -> None:
     damage(dataset)
     before = tree(dataset)
     with pytest.MonkeyPatch.context() as patch:

@@ -226,9 +226,7 @@ def test_a_break_does_not_wait_for_what_was_leased_before_and_keeps_no_plan() ->
 
 
 @pytest.mark.torture
-def test_a_worker_that_is_still_answering_at_the_close_ends_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_still_answering_at_the_close_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "WORKER_EXIT_TIMEOUT_S", 20.0)
     with Engine(Writing({1: engine_workers.swell}), layout(1), workers=1) as engine:
         run = engine.run(plans_of(2, 1))

@@ -140,9 +140,7 @@ SHARING: dict[str, tuple[str, Callable[[Path], list[tuple[object, ...]]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", torture_except(SHARING, "jax", "torch", "lightning"))
-def test_the_processes_of_a_framework_share_the_epoch(
-    framework: str, lmdb_shards: Path, tmp_path: Path
-) -> None:
+def test_processes_of_a_framework_share_the_epoch(framework: str, lmdb_shards: Path, tmp_path: Path) -> None:
     pytest.importorskip(framework)
     program, arguments = SHARING[framework]
 

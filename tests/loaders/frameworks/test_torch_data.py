@@ -192,9 +192,7 @@ def test_a_collate_function_of_the_user_is_given_records(lmdb_shards: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [HERE, FORKED, pytest.param(SPAWNED, marks=pytest.mark.slow)], ids=str)
-def test_a_loaders_transform_makes_the_batches_of_a_loader(
-    lmdb_shards: Path, workers: dict[str, Any]
-) -> None:
+def test_a_loaders_transform_makes_a_loaders_batches(lmdb_shards: Path, workers: dict[str, Any]) -> None:
     crop = EvalTransform(24)
     options = {"transform": crop, "shuffle": None, "with_numbers": False, "workers": 0, "batch_size": 50}
     with crops_on(lmdb_shards, **options) as loader, open_dataset(lmdb_shards, transform=crop) as dataset:

@@ -86,9 +86,7 @@ def test_a_batch_size_beyond_the_dataset_takes_memory_for_the_dataset_only(lmdb_
     assert sorted(numbers) == list(range(len(loader.dataset)))
 
 
-def test_closing_in_the_middle_ends_the_iteration_with_an_error_and_its_batches_stay(
-    lmdb_shards: Path,
-) -> None:
+def test_closing_in_the_middle_ends_the_iteration_with_an_error_and_batches_stay(lmdb_shards: Path) -> None:
     loader = loader_on(lmdb_shards, workers=1, batch_size=5)
     batches = iter(loader)
     images, _, numbers = next(batches)
@@ -120,9 +118,7 @@ def test_batches_never_change_however_many_are_held_and_outlive_the_loader(lmdb_
     assert numbers_in(fresh) != numbers_in(again)
 
 
-def test_rank_and_world_size_come_from_the_launcher(
-    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_and_world_size_come_from_a_launcher(lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
 
@@ -245,9 +241,7 @@ def test_reading_ahead_changes_nothing_but_the_time(
         assert_exactly_once(loader, epoch_of(loader))
 
 
-def test_steps_that_are_left_out_are_not_read_ahead(
-    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_left_out_are_not_read_ahead(lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, names = set[str](), [shard.name for shard in read_manifest(lmdb_shards).shards]
     monkeypatch.setattr(ReadAhead, "_request", lambda _, path, *place: asked.add(path.name))
     with loader_on(lmdb_shards, shuffle=None, read_ahead=1) as loader:

@@ -148,9 +148,7 @@ with Loader(path, batch_size=4, transform=loud, workers=2) as loader:
         (2, "sys.exit()"),
     ),
 )
-def test_an_interpreter_ends_quietly_in_the_middle_of_an_epoch(
-    start: Start, ending: str, workers: int
-) -> None:
+def test_an_interpreter_ends_quietly_within_an_epoch(start: Start, ending: str, workers: int) -> None:
     script = f"""
 report_late_joins()
 loader = Loader(path, batch_size=4, transform=Tagging({{"": nap}}), shuffle=LocalShuffle(50), workers={workers})
@@ -259,9 +257,7 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
 
 @pytest.mark.torture
 @pytest.mark.parametrize("how", ["a script", "standard input", "an interactive session"])
-def test_a_function_of_a_notebooks_cell_goes_to_the_workers(
-    lmdb_shards: Path, tmp_path: Path, how: str
-) -> None:
+def test_a_function_of_a_notebooks_cell_goes_to_workers(lmdb_shards: Path, tmp_path: Path, how: str) -> None:
     """So do its errors come back, and a script needs no main guard: no worker runs it again."""
     done = run(how, lmdb_shards, tmp_path, CELL)
 

@@ -350,7 +350,7 @@ def test_a_signed_log_is_proven_with_its_key_alone(lmdb_shards: Path, signed: Pa
         prove(lmdb_shards, [signed / "signed", signed / "log"], signed_by=signed / "trainer.pub.pem")
 
 
-def test_logs_of_ranks_and_states_become_one_signed_log(
+def test_logs_of_ranks_and_states_become_a_signed_log(
     lmdb_shards: Path, signed: Path, tmp_path: Path
 ) -> None:
     state = stopped(lmdb_shards, tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import signal
 import threading
 from collections import Counter
@@ -111,8 +112,7 @@ def test_batches_states_and_identity_are_those_of_the_local_copy(
 def test_each_shard_comes_at_most_once_an_epoch_and_those_used_soonest_stay(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
 ) -> None:
-    limit, shards = limit_of(lmdb_shards, 0.45), len(read_manifest(lmdb_shards).shards)
-    epochs = 4
+    limit, shards, epochs = limit_of(lmdb_shards, 0.45), len(read_manifest(lmdb_shards).shards), 4
     with loader_on(
         bucket_url, cache=tmp_path / "c", cache_limit=limit, shuffle=LocalShuffle(20), workers=1
     ) as loader:
@@ -142,6 +142,18 @@ def test_the_least_limit_is_named_before_training_and_works(lmdb_shards: Path, t
         assert_same(epoch_of(remote), epoch_of(local))
     with pytest.raises(CacheTooSmall, match="LocalShuffle"):
         loader_on(url, cache_limit=caught.value.needed, **(options | {"shuffle": GlobalShuffle()}))
+
+
+def test_an_order_that_needs_all_shards_at_once_may_open_more_files(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 15, hard))
+    try:
+        with loader_on(lmdb_shards.as_uri(), shuffle=GlobalShuffle(), cache=tmp_path / "c") as loader:
+            assert len(epoch_of(loader)) == len(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_error_of_the_server_comes_after_the_batches_before_it(

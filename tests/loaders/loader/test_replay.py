@@ -182,9 +182,7 @@ def read_png(data: bytes) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
-def test_pictures_are_the_pixels_before_they_were_normalised(
-    dtype: Any, layout: Any, lmdb_shards: Path
-) -> None:
+def test_pictures_are_the_pixels_before_normalisation(dtype: Any, layout: Any, lmdb_shards: Path) -> None:
     form = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.1)}
     plain, normalised = TrainTransform((20, 16)), TrainTransform((20, 16), dtype=dtype, layout=layout, **form)
     with (

@@ -163,9 +163,7 @@ def nearest_bfloat16(values):
         (EvalTransform(64, resize=72), "EvalTransform(64, resize=72)"),
     ],
 )
-def test_a_transform_shows_the_call_that_makes_it(
-    transform: TrainTransform | EvalTransform, shown: str
-) -> None:
+def test_a_transform_shows_the_call_making_it(transform: TrainTransform | EvalTransform, shown: str) -> None:
     assert repr(transform) == shown
     assert eval(shown) == transform  # noqa: S307 - a text of this test
 
