@@ -168,7 +168,7 @@ def test_an_engine_whose_workers_die_at_their_start_leaves_nothing(monkeypatch: 
 
     until(lambda: (gc.collect(), descriptors())[1] == before)
     monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/no/python")
-    with Engine(Writing(), layout(4), workers=1) as one, pytest.raises(WorkerDied, match="/no/python c"):
+    with pytest.raises(WorkerDied, match="/no/python c"), Engine(Writing(), layout(4), workers=1) as one:
         next(one.run(plans_of(4, 4)))
 
 
