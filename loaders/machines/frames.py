@@ -31,10 +31,10 @@ class FrameReceiver(Receiver):
     reports an error, dies during its epoch or loses a batch, SenderFailed is raised; the next iteration
     admits senders again. Leaving an iteration early stops its senders.
 
-    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. Damaged
-    frames, and frames from peers that were not admitted, are dropped and counted in ``rejected``. There is no
-    authentication and no encryption: any program that reaches an endpoint can send batches. Use loopback or a
-    trusted network.
+    A batch is an array, a list of bytes or text, or a tuple, list or dict of these; arrays are aligned to 64
+    bytes. Damaged frames, and frames from peers that were not admitted, are dropped and counted in
+    ``rejected``. There is no authentication and no encryption: any program that reaches an endpoint can send
+    batches. Use loopback or a trusted network.
 
     A context manager. ``close()`` is idempotent and may be called from any thread; a thread that waits for a
     batch then raises UsageError. One thread at a time may draw. Neither copyable nor picklable.
@@ -111,10 +111,10 @@ def send_batches(
 ) -> int:
     """Send one epoch to the FrameReceiver at ``endpoint``.
 
-    A batch is an array, a list of bytes, or a tuple or dict of these. The iteration begins when the receiver
-    admits this sender. A batch is drawn when the receiver has room for it and the memory of the batch before
-    is free again. Large arrays are not copied. There is no authentication and no encryption: use it on
-    loopback or on a trusted network. Ctrl-C ends it.
+    A batch is an array, a list of bytes or text, or a tuple, list or dict of these. The iteration begins when
+    the receiver admits this sender. A batch is drawn when the receiver has room for it and the memory of the
+    batch before is free again. Large arrays are not copied. There is no authentication and no encryption: use
+    it on loopback or on a trusted network. Ctrl-C ends it.
 
     Args:
         batches: A Loader, an iterable, or a function that returns one.
