@@ -209,7 +209,7 @@ _CAUSES = {
     "InvalidCertificate": "the server's certificate is not valid (for a CA of your own, set SSL_CERT_FILE)",
     "InvalidContentType": "the server does not speak TLS on that port",
     "TooManyRedirects": "the server redirects in a circle",
-    "kind: Connect": "no connection",
+    "kind: Connect": "no connection to the server, or to the proxy that the environment names",
     "body error": "the response broke off",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
     "Content-Length Header missing": "the server does not say how long the file is (Content-Length)",
