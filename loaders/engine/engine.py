@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
+from shardprep.formats.errors import OperationError, ShardprepError, UsageError, WorkerDied, printable
 from shardprep.formats.runtime.files import Closable, Owner
 from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.formats.runtime.progress import check_int, check_seconds
@@ -339,12 +339,15 @@ class Engine(Owner, Closable):
 
     def _run_in_thread(self, plans: BatchPlans) -> Iterator[EngineBatch]:
         run, cpu = next(self._run_numbers), CpuClock()
+        self._thread_run = run
         try:
             with self._work.open(self._status_table.clock[0]) as fill:
                 for number in itertools.count():
                     drawn = tuple(plans.draw(1))
                     if not plans.claim():
                         return
+                    if self._closed or run != self._thread_run:
+                        raise self._ended_error(closed=self._closed)
                     yield self._fill_in_thread(fill, cpu, run, number, *drawn)
         finally:
             self.meter.pause()
@@ -404,14 +407,12 @@ class Engine(Owner, Closable):
     def _receive(self, run: EngineRun, dispatcher: Dispatcher) -> EngineBatch:
         run.paused = False
         began = perf_counter()
-        result = run.results.get()
+        result = run.results.get() if run is dispatcher.run else None  # another run may have begun
         got = perf_counter()
         if result is None and dispatcher.error:
             raise dispatcher.error
-        if result is None and dispatcher.ended:
-            raise OperationError(f"the {self._owner} was closed while it ran")
         if result is None:
-            raise UsageError(f"another iteration of this {self._owner} has begun; end the first, or make two")
+            raise self._ended_error(closed=dispatcher.ended)
         leased, memory = result
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
@@ -423,6 +424,12 @@ class Engine(Owner, Closable):
         if (trace := self._trace) is not None:
             trace.record_received(wait, run.results.qsize())
         return batch
+
+    def _ended_error(self, *, closed: bool) -> ShardprepError:
+        """Return the error of a run that has ended before its last plan."""
+        if closed:
+            return OperationError(f"the {self._owner} was closed while it ran")
+        return UsageError(f"another iteration of this {self._owner} has begun; end the first, or make two")
 
     def _assemble(self, leased: LeasedBatch, memory: Memory, *, copy: bool) -> EngineBatch:
         """Return the batch in ``memory``, or, if ``copy``, a copy of it."""

@@ -86,21 +86,21 @@ def test_a_batch_size_beyond_the_dataset_takes_memory_for_the_dataset_only(lmdb_
     assert sorted(numbers) == list(range(len(loader.dataset)))
 
 
-def test_closing_in_the_middle_ends_the_iteration_with_an_error_and_batches_stay(lmdb_shards: Path) -> None:
-    loader = loader_on(lmdb_shards, workers=1, batch_size=5)
-    batches = iter(loader)
-    images, _, numbers = next(batches)
-
+@pytest.mark.parametrize("workers", [0, 1])
+def test_steps_and_closing_end_an_iteration_and_batches_stay(workers: int, lmdb_shards: Path) -> None:
+    loader = loader_on(lmdb_shards, workers=workers, batch_size=5)
+    next(ended := iter(loader))
+    images, _, numbers = loader.first_batch()
+    with pytest.raises(UsageError, match="another iteration of this Loader has begun"):
+        next(ended)
+    next(batches := iter(loader))
     loader.close()
     loader.close()
-
     with pytest.raises(ShardprepError, match="the Loader was closed while it ran"):
-        for _ in batches:
-            pass
+        list(batches)
     with pytest.raises(UsageError, match="this Loader is closed; make a new one"):
         next(iter(loader))
-    with open_dataset(lmdb_shards) as dataset:
-        assert images == [dataset[int(n)].image for n in numbers]
+    assert images == [open_dataset(lmdb_shards)[int(n)].image for n in numbers]
 
 
 @pytest.mark.slow
