@@ -243,7 +243,8 @@ class WeightedParts:
     def of(cls, weights: object, names: Sequence[str], records: Sequence[int]) -> Self:
         """Share out the places by largest remainder. Raises UsageError for invalid weights."""
         if not isinstance(weights, Mapping) or set(weights) != set(names):
-            raise UsageError(f"weights must be a dict with one number for each of {', '.join(names)}")
+            parts = f"a dict with one number for each of {', '.join(names)}"
+            raise UsageError(f"weights must be {parts}; to weight records, draw their numbers in a Flow")
         for name in names:
             if not is_number(weights[name]) or weights[name] <= 0:
                 raise UsageError(f"the weight of {name} must be a number above 0, not {weights[name]!r}")
