@@ -354,7 +354,7 @@ def signatures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         ({"AWS_ENDPOINT_URL": "host:9000"}, set(), 2, "AWS_ENDPOINT_URL is 'host:9000', not a URL"),
         ({"AWS_ENDPOINT_URL": "ftp://host"}, set(), 2, "not a URL"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, set(), 2, "not a URL"),
-        (KEYS | {"ALL_PROXY": "http://127.1:9", "AWS_ENDPOINT_URL": "https://region"}, set(), 3, "on; try a"),
+        (KEYS | {"ALL_PROXY": "http://127.1:9", "AWS_ENDPOINT_URL": "https://region"}, set(), 3, "es; try a"),
         ({"AWS_CONFIG_FILE": __file__}, set(), 2, "test_fetch.py: is not a valid file of profiles"),
     ],
     ids=str,
