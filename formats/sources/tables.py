@@ -173,6 +173,8 @@ def _parse_array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
     if value == [] and codec.shape[:1] == (None,):
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
     numbers = np.asarray(value)
+    if numbers.dtype == np.object_ and codec.elements.kind == "f":
+        numbers = np.asarray(_nan_for_null(value))
     if numbers.size and numbers.dtype.kind not in _ACCEPTED_KINDS.get(codec.elements.kind, ""):
         raise ValueError(f"expected numbers for {codec.kind}, not {str(value)[:80]}")
     with np.errstate(over="ignore"):
@@ -181,6 +183,12 @@ def _parse_array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
     if not (np.isfinite(array) == np.isfinite(numbers)).all() or (not is_float and (array != numbers).any()):
         raise ValueError(f"expected numbers that {codec.kind} can hold, not {str(value)[:80]}")
     return array if codec.shape else array[()]
+
+
+def _nan_for_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_nan_for_null(each) for each in value]
+    return math.nan if value is None else value
 
 
 def label_name(value: Any) -> str:

@@ -291,12 +291,13 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
 
 
 def test_labels_in_json_are_lists_null_is_nan_and_classes_that_are_numbers_are_noted(tmp_path: Path) -> None:
-    cells = ([], 1, 10), (["new"], 0.5, 9), (["new", "big"], None, 8)
-    rows = [{"file_name": f"{n}.png"} | dict(zip("abc", cell, strict=True)) for n, cell in enumerate(cells)]
-    options: Any = {"source_options": SourceOptions(columns=("a:labels", "b:float", "c:label")), "workers": 0}
+    cells = ([], 1, 10, [[1]]), (["new"], 0.5, 9, []), (["new", "big"], None, 8, [[None], [2]])
+    rows = [{"file_name": f"{n}.png"} | dict(zip("abcd", cell, strict=True)) for n, cell in enumerate(cells)]
+    kinds = SourceOptions(columns=("a:labels", "b:float", "c:label", "d:float32[*,1]"))
+    options: Any = {"source_options": kinds, "workers": 0}
     (done,) = convert(folder_with(tmp_path / "s", rows, "metadata.jsonl"), tmp_path / "out", **options)
-    found = [(row["a"].tolist(), str(row["b"])) for _, row in sorted(values(done.path).items())]
-    assert found == [([], "1.0"), ([1], "0.5"), ([0, 1], "nan")]
+    found = [[row["a"].tolist(), row["b"], row["d"].tolist()] for _, row in sorted(values(done.path).items())]
+    assert str(found) == "[[[], 1.0, [[1.0]]], [[1], 0.5, []], [[0, 1], nan, [[nan], [2.0]]]]"
     assert done.notes == ("10 in the column c is class 0; to keep the numbers, take the column as int",)
     rows[1]["a"] = "new"
     with pytest.raises(SourceDamaged, match="has labels that are not a list: 'new'"):
@@ -336,7 +337,6 @@ def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_pat
     rows = [{"file_name": "0.png", "a": 9007199254740993}, {"file_name": "1.png", "a": 0.5}]
     (done,) = convert(folder_with(tmp_path / "s", rows, "metadata.jsonl"), tmp_path / "out", workers=0)
     write(tmp_path / "s/metadata.jsonl", b'{"file_name": "0.png", "a": 1e400}\n')
-
     assert values(done.path)["0.png"]["a"] == 9007199254740993
     with pytest.raises(DataError, match="1e400 is too large for a float"):
         recognise(tmp_path / "s").listing("train")
