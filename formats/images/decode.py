@@ -59,7 +59,7 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
     try:
         if bytes(image[: len(PNG_SIGNATURE)]) == PNG_SIGNATURE:
             image = remove_animation(bytes(image))
-        pixels: Any = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
+        pixels: Any = cv2.imdecode(np.frombuffer(image, np.uint8), flags) if len(image) else None
         if is_swapped and pixels is not None:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
     except (BadImage, cv2.error) as error:
