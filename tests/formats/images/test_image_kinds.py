@@ -105,7 +105,7 @@ def test_an_image_cut_anywhere_is_refused(name: str) -> None:
     for size in sorted({*range(0, len(image), step), len(image) - 1}):
         with pytest.raises(BadImage):
             read_image_header(image[:size])
-    with pytest.raises(BadImage, match="^does not decode$"):
+    with pytest.raises(BadImage, match=r"^does not decode$"):
         decode_rgb(image[:0])
 
 
