@@ -21,6 +21,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from io import BytesIO
 from itertools import accumulate
@@ -168,6 +169,7 @@ def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None =
     return rows
 
 
+@lru_cache(4096)  # NumPy takes 20 µs, and tables of columns are opened again and again
 def table_header(row: np.dtype[np.void], rows: int) -> bytes:
     header = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
     file = BytesIO()
