@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
@@ -452,6 +453,12 @@ class _Verification:
             )
             return threads.submit(_run_check, check, self.files, files[place].size, children)
 
+        def show() -> float:  # returns when to show it again: of many files, it takes longer than a check
+            began = time.monotonic()
+            done_bytes = round(counts @ (sizes / ends))  # with columns: they are of the records
+            self.progress.at(records * done_bytes // max(1, size), done_bytes)
+            return began + 20 * (time.monotonic() - began)
+
         title = "hash" if self.report.level == "full" else self.report.level
         with (
             WorkerPool(1) as children,  # called from the threads of the checks
@@ -460,6 +467,7 @@ class _Verification:
             ThreadPoolExecutor(count) as threads,
         ):
             counts = np.memmap(shared, np.int64, "w+", shape=(len(files) + 1,))[:-1]
+            due = 0.0
             try:
                 at_once = count + 1 if self.executor is None else self.workers or AT_ONCE
                 with closing(completed_calls(lambda: next(places, None), submit, at_once)) as finished:
@@ -468,8 +476,9 @@ class _Verification:
                             place, future = done
                             results[place] = calls[place].result_of(future) if calls else future.result()
                             counts[place] = ends[place]
-                        done_bytes = round(counts / ends @ sizes)  # with columns: they are of the records
-                        self.progress.at(records * done_bytes // max(1, size), done_bytes)
+                        elif time.monotonic() >= due:
+                            due = show()
+                show()
             except BaseException:
                 children.kill()
                 self.files.stop()
