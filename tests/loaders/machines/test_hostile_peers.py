@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -211,13 +211,20 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 @pytest.mark.slow
 def test_a_sender_tries_again_soon_where_its_packets_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_socket, "HANDSHAKE_TIMEOUT_MS", 100)
-    said, connections = [], Path("/proc/net/tcp")
+    connections, ports, over = Path("/proc/net/tcp"), set[str](), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            ports.update(re.findall(f":(....) 0100007F:{port:04X} 02", connections.read_text()))
+
     with socket.create_server(("", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         port = full.getsockname()[1]
-        options = {"patience": 2, "report": lambda _: said.append(connections.read_text())}
-        with pytest.raises(OperationError, match="no receiver was there"):
-            serve(Flow.from_iterable(range(9)), f"tcp://127.0.0.1:{port}", **options)
-    assert len(set(re.findall(f":(....) 0100007F:{port:04X} 02", str(said)))) > 1  # ports of attempts
+        with ThreadPoolExecutor(1) as pool, ExitStack() as end:
+            end.callback(over.set)
+            pool.submit(watch)
+            with pytest.raises(OperationError, match="no receiver was there"):
+                serve(Flow.from_iterable(range(9)), f"tcp://127.0.0.1:{port}", patience=2)
+    assert len(ports) > 1  # of attempts to connect
 
 
 @contextmanager
