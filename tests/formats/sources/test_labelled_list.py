@@ -273,10 +273,10 @@ def values(dataset: Path) -> dict[str, dict[str, Any]]:
 def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
     rows = [
         {"file_name": name, "How old": str(number), "tags": "new|big" if number % 2 else "", "box": "[1, 2]"}
-        | {"sex": ("f", "")[number % 2], "about": '{"a": [1, null]}'}
+        | {"sex": ("f", "")[number % 2], "about": '{"a": [1, null]}', "Size": str(number)}
         for number, name in enumerate(NAMES)
     ]
-    columns = ("age=How old", "tags:labels", "box:uint8[2]", "sex:label", "about:json")
+    columns = ("age=How old", "tags:labels", "box:uint8[2]", "sex:label", "about:json", "size:float=Size")
     options = SourceOptions(columns=columns)
     (done,) = convert(folder_with(tmp_path / "s", rows), tmp_path / "out", workers=0, source_options=options)
     assert [done.manifest.schema[name].classes for name in ("tags", "sex")] == [("big", "new"), ("f",)]
@@ -284,6 +284,7 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         found = values(done.path)[name]
         assert (type(found["age"]), found["age"]) == (int, number)
+        assert (type(found["size"]), found["size"]) == (float, number)
         assert found["sex"] == (-1 if number % 2 else 0)
         assert found["about"] == {"a": [1, None]}
         np.testing.assert_array_equal(found["tags"], [0, 1] if number % 2 else [])
