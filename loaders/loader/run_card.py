@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, zip_longest
+from math import nan
 from types import CodeType
 from typing import Any, ClassVar, Literal, Self
 
@@ -154,7 +155,9 @@ def _from_plain(value: Any) -> Any:
         return value
     if "named" in value:
         return {name: _from_plain(part) for name, part in value["named"]}
-    return _build(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
+    if "arguments" in value:
+        return _build(value["name"], value["arguments"])
+    return ColorJitter(**dict.fromkeys(ColorJitter.__dataclass_fields__, nan) | value)  # which refuses nan
 
 
 _RANK_SETTINGS = ("batch_size", "rank", "world_size", "drop_last")  # which a resumed run may change

@@ -327,6 +327,9 @@ def test_a_changed_card_is_refused_or_is_another_card(
     assert str(file).encode() in found or found == canonical_json(json.loads(changed))
 
 
+OWN = {"name": "TrainTransform", "identity": None, "arguments": {}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -338,8 +341,9 @@ def test_a_changed_card_is_refused_or_is_another_card(
         {"more": 1},
         {"shuffle": {"kind": "local"}},
         {"shuffle": {"kind": "local", "window": 0}},
-        {"transform": {"name": "TrainTransform", "identity": None, "arguments": {"size": 1 << 40}}},
-        {"transform": {"name": "os", "identity": None, "arguments": {}}},
+        {"transform": OWN | {"arguments": {"size": 1 << 40}}},
+        {"transform": OWN | {"arguments": {"size": 9, "color_jitter": {}}}},
+        {"transform": OWN | {"name": "os"}},
         {"transform": []},
         {"records": {"count": 1, "digest": "", "numbers": [1 << 70]}},
         {"columns": "image"},
