@@ -100,6 +100,8 @@ class Cursor:
 
 def read_varint(data: bytes, start: int) -> tuple[int, int]:
     """Return the number at a position, 0 to 2**64 - 1, and the position after it. Raises ValueError."""
+    if start < len(data) and (number := data[start]) < 0x80:  # most are one byte
+        return number, start + 1
     number = 0
     for place, byte in enumerate(data[start : start + MAX_VARINT]):
         number |= (byte & 0x7F) << 7 * place

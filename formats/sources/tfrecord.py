@@ -87,6 +87,8 @@ def read_fields(
 
 def decode_integers(data: bytes) -> npt.NDArray[np.int64]:
     """Return the numbers in a packed field, int64 [n]. Raises ValueError."""
+    if 0 < len(data) < MAX_VARINT and data[-1] < 0x80 and (single := read_varint(data, 0))[1] == len(data):
+        return np.array(single[:1], np.int64)
     raw = np.frombuffer(data, np.uint8)
     is_end = raw < 0x80
     if (count := np.count_nonzero(is_end)) > MAX_VALUE_BYTES // 8:
