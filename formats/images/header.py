@@ -416,8 +416,6 @@ def read_jpeg(image: bytes) -> ImageInfo:
 
 def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
     """Return width and height from a JPEG's first frame; None if it has no frame or no size."""
-    if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
-        return None
     with suppress(BadImage):
         for marker, start, stop in marker_segments(image):
             if marker in STARTS_OF_FRAME:
@@ -431,8 +429,6 @@ def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
 
     Of several EXIF blocks, OpenCV applies the first one with an orientation.
     """
-    if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
-        return None
     try:
         orientations = [
             exif_orientation(bytes(image[start + 6 : stop]))
@@ -446,6 +442,8 @@ def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
 
 def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, stop) of each segment's payload, up to and including the first scan's header."""
+    if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
+        raise BadImage("not a JPEG")
     at = 2
     for _ in range(MAX_MARKERS):
         if at + 4 > len(image):
