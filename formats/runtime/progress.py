@@ -284,19 +284,12 @@ def in_notebook() -> bool:
     return "ipykernel.zmqshell" in sys.modules
 
 
+@cache
 def bar_class() -> type[tqdm[Any]]:
     """Return the class of bars: widgets in a notebook with ipywidgets, otherwise lines of text."""
-    return _bar_class(notebook=in_notebook())
-
-
-@cache
-def _bar_class(*, notebook: bool) -> type[tqdm[Any]]:
-    if notebook:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tqdm warns without ipywidgets, and falls back to text
-            from tqdm.autonotebook import tqdm  # imported late for start-up time
-    else:
-        from tqdm import tqdm  # imported late for start-up time
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tqdm in a notebook; without ipywidgets it falls back to text
+        from tqdm.autonotebook import tqdm  # imported late for start-up time
     return type("Bar", (FittingBar, tqdm), {})
 
 
