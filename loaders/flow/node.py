@@ -431,7 +431,9 @@ class PassContext:
 
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """Return the random stream of (seed, this pass, item number, step), at its start."""
-        branch = crc32(_encode_branch(self.branch)) if any(self.branch) else 0
+        # unique for each branch: one byte for each number below 255, nine for the others
+        parts = (bytes([n]) if n < 255 else b"\xff" + n.to_bytes(8, "little") for n in self.branch)
+        branch = crc32(b"".join(parts)) if any(self.branch) else 0
         purpose = branch << 32 | node.height << 8 | Purpose.FLOW
         return keyed_bits(purpose, seed=seed, epoch=self.number, item=item)
 
@@ -459,11 +461,6 @@ class PassContext:
                 raise
 
         return call_annotated
-
-
-def _encode_branch(branch: tuple[int, ...]) -> bytes:
-    """Return a unique encoding of the branch: one byte for each number below 255, nine for the others."""
-    return b"".join(bytes([n]) if n < 255 else b"\xff" + n.to_bytes(8, "little") for n in branch)
 
 
 @dataclass(frozen=True)
