@@ -301,7 +301,7 @@ def test_links_are_followed_on_request_two_to_one_folder_are_no_loop_and_it_belo
 def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> None:
     write(tmp_path / "cat/1.jpg", b"x")
     (tmp_path / "cat/self").symlink_to(target)
-    with pytest.raises(SourceDamaged, match=r"link to a folder that contains it|nor a folder, nor a link"):
+    with pytest.raises(SourceDamaged, match="nor a link" if target == "self" else "folder that contains it"):
         recognise(tmp_path, options=FOLLOW).listing("train")
 
 
