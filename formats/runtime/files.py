@@ -606,9 +606,7 @@ class GzipStream(Owner, AbstractContextManager["GzipStream"]):
         return self._limit + 1
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Read as :data:`ReadAt` does. Raises ValueError for a lower offset than before."""
-        if offset < self._at:
-            raise ValueError("a stream cannot be read backwards")
+        """Read as :data:`ReadAt` does, from the last read's end or beyond."""
         while self._at < offset and self._read(min(_PIECE, offset - self._at)):
             pass
         return self._read(length) if self._at == offset else b""

@@ -447,8 +447,6 @@ def _settle(future: Future[T], done: Future[T]) -> None:
     with suppress(InvalidStateError):
         try:
             future.set_result(done.result())
-        except InvalidStateError:
-            raise
         except BaseException as error:  # a CancelledError, too
             future.set_exception(error)
 

@@ -212,8 +212,6 @@ class FileCache(Owner, Closable):
     def keep(self, held: FileHold) -> None:
         """Keep held files until this cache is closed. Raises UsageError for a closed cache."""
         with self._lock:
-            if self._is_closed:
-                held.release()
             self._refuse_closed()
             self._kept.append(held)
 
