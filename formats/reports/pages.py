@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.progress import count_of, format_size, round_step
+from shardprep.formats.runtime.progress import count_of, format_number, format_size, round_step
 
 
 def format_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
@@ -34,17 +34,6 @@ def format_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup
     whole, short = printable(str(text)), printable(str(text), most)
     tip = Markup(' title="{}"').format(whole) if whole != short else ""
     return Markup("<bdi{}>{}</bdi>").format(tip, Markup("/<wbr>").join(short.split("/")) if breaks else short)
-
-
-def format_number(value: float) -> str:
-    """Return a number with separators; a fraction has at most three significant digits.
-
-    >>> format_number(1281167), format_number(0.12345), format_number(12.0)
-    ('1,281,167', '0.123', '12')
-    """
-    if float(value).is_integer():
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def format_share(value: float) -> str:
@@ -62,12 +51,12 @@ def format_share(value: float) -> str:
 def format_short(number: float) -> str:
     """Return a number in a few characters, for an axis.
 
-    >>> format_short(1280000), format_short(64512), format_short(999)
-    ('1.28M', '64.5k', '999')
+    >>> format_short(1280000), format_short(64512), format_short(999), format_short(999700)
+    ('1.28M', '64.5k', '999', '1M')
     """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if number >= size:
-            return f"{number / (1e3 if unit == 'k' else size):.3g}{unit}"
+    for unit, size, least in (("G", 1e9, 9.995e8), ("M", 1e6, 9.995e5), ("k", 1e3, 1e4)):
+        if number >= least:
+            return f"{number / size:.3g}{unit}"
     return format_number(number)
 
 

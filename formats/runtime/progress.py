@@ -110,14 +110,25 @@ def accepts_arguments(call: Callable[..., Any], arguments: int) -> bool:
 def format_size(count: float) -> str:
     """Format a number of bytes in decimal units.
 
-    >>> format_size(999), format_size(123456), format_size(147.9e9)
-    ('999 B', '123.5 KB', '147.9 GB')
+    >>> format_size(999), format_size(999.6), format_size(123456), format_size(147.9e12)
+    ('999 B', '1.0 KB', '123.5 KB', '147.9 TB')
     """
-    for unit in ("B", "KB", "MB"):
-        if count < 999.95:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < (999.5 if unit == "B" else 999.95):
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
-    return f"{count:.1f} GB"
+    return f"{count:.1f} TB"
+
+
+def format_number(value: float) -> str:
+    """Return a number with separators; a fraction has at most three significant digits.
+
+    >>> format_number(1281167), format_number(0.12345), format_number(12.0), format_number(999.7)
+    ('1,281,167', '0.123', '12', '1,000')
+    """
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def count_of(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.processes import usable_cpus
-from shardprep.formats.runtime.progress import check_seconds, count_of
+from shardprep.formats.runtime.progress import check_seconds, count_of, format_number
 from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.node import NodeKey, PassMeter
@@ -194,9 +194,9 @@ class FlowSpeed:
         return (
             f"{self.items_per_second:,.1f} items/s, {rows}{self.megabytes_per_second:,.1f} MB/s over "
             f"{self.seconds:,.1f} s and {count_of(self.passes, 'pass')}: "
-            f"{self.p50_milliseconds:,.3g} ms from item to item, 1 in 100 over {self.p99_milliseconds:,.3g} ms, "
-            f"the first after {self.first_item_seconds:,.3g} s, {self.cpu_seconds_per_item * 1e3:,.3g} ms of this "
-            "process's CPU per item."
+            f"{format_number(self.p50_milliseconds)} ms from item to item, 1 in 100 over "
+            f"{format_number(self.p99_milliseconds)} ms, the first after {format_number(self.first_item_seconds)} s, "
+            f"{format_number(self.cpu_seconds_per_item * 1e3)} ms of this process's CPU per item."
         )
 
 

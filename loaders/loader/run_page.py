@@ -15,10 +15,10 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from shardprep.formats.errors import DataError
-from shardprep.formats.reports.pages import bars, format_number, format_share, line_chart, page
+from shardprep.formats.reports.pages import bars, format_share, line_chart, page
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import parse_as
-from shardprep.formats.runtime.progress import format_size
+from shardprep.formats.runtime.progress import format_number, format_size
 from shardprep.loaders.loader.stats import StageLoad
 
 MAX_PARTS = 1000  # of the time

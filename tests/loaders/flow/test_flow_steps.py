@@ -140,8 +140,7 @@ def test_files_come_in_the_order_of_their_paths_bytes_with_their_classs_place(tm
     flow = Flow.from_files(tmp_path)
 
     assert list(flow) == list(flow) == [(name.encode(), labels[name.partition("/")[0]]) for name in order]
-    assert len(flow) == len(order)
-    assert flow.batches_never_change
+    assert (len(flow), flow.batches_never_change) == (len(order), True)
 
 
 def test_a_measurement_counts_bytes_at_any_depth_and_is_json_and_a_sentence() -> None:
@@ -154,6 +153,7 @@ def test_a_measurement_counts_bytes_at_any_depth_and_is_json_and_a_sentence() ->
     assert "\n" not in str(of_batches)
     assert all(word in str(of_batches) for word in ("items/s", "rows/s", "MB/s", " pass", "ms", "CPU"))
     assert "rows/s" not in str(speed)
+    assert "1,234 ms" in str(type(speed)(**speed.to_dict() | {"p50_milliseconds": 1234.4}))
     assert flow.state_dict()["pass"] == 0
 
 
