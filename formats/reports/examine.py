@@ -184,7 +184,7 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
         return {"edges": [0.0, 1.0], "counts": [0]}
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return {"edges": [round(low, 3)] * 2, "counts": [len(values)]}
+        return {"edges": [_round_edge(low)] * 2, "counts": [len(values)]}
     first, last = (float(part) for part in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
     if first == last:
         first, last = low, high
@@ -197,7 +197,11 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
     inner = inner[(inner > first) & (inner < last)]
     edges = np.array([low, *inner, high])
     counts = np.histogram(values, edges)[0].tolist()
-    return {"edges": [round(edge, 3) for edge in edges.tolist()], "counts": counts}
+    return {"edges": list(map(_round_edge, edges.tolist())), "counts": counts}
+
+
+def _round_edge(edge: float) -> float:
+    return round(edge, 3 if edge >= 0.1 else 6)  # an aspect of 1:65535 is not 0
 
 
 def index_statistics(index: Rows, classes: int, seed: int) -> Json:
@@ -409,7 +413,7 @@ class Examination:
 
     def __repr__(self) -> str:
         about, count = self.found["dataset"], len(self.found["observations"])
-        return f"<Examination of {about['path']!r}: {about['records']:,} records, {count} observations>"
+        return f"<Examination of {about['path']!r}: {count_of(about['records'], 'record')}, {count_of(count, 'observation')}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object ``found``."""
@@ -421,7 +425,7 @@ class Examination:
 
         about = self.found["dataset"]
         pictures = {f"{which}:{record}": data for (which, record), data in self.pictures.items()}
-        title = f"{about['path']}: {about['split']}, {about['records']:,} records"
+        title = f"{about['path']}: {about['split']}, {count_of(about['records'], 'record')}"
         mean = self.found["pixels"]["mean_image"]
         png = None if mean is None else encode_png(np.array(mean, np.uint8))
         return page("dataset", title=title, found=self.found, pictures=pictures, mean=png)

@@ -234,8 +234,9 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
         assert all(named[one] == {ds[each].key for each in left_out[one]} for one in kind.values())
 
 
-def test_a_logarithmic_histogram_may_have_zeros() -> None:
+def test_a_logarithmic_histogram_may_have_zeros_and_small_fractions() -> None:
     assert sum(histogram(np.array([0] * 9 + [1, 999]), is_logarithmic=True)["counts"]) == 11
+    assert histogram(np.array([1 / 4000, 1, 4000]), is_logarithmic=True)["edges"][0] == 1 / 4000
 
 
 def test_a_share_is_exact_as_it_is_written() -> None:
@@ -243,8 +244,7 @@ def test_a_share_is_exact_as_it_is_written() -> None:
     found: Any = SimpleNamespace(found={"observations": [seen], "dataset": {"records": 100}})
 
     assert 29 > 0.29 * 100
-    assert _check("cmyk", 0.29, found).passed
-    assert not _check("cmyk", 0.2899, found).passed
+    assert [_check("cmyk", share, found).passed for share in (0.29, 0.2899)] == [True, False]
 
 
 def test_no_shard_is_read_without_pixels_for_another_root_or_a_limit_of_the_index_alone(
