@@ -101,14 +101,13 @@ def _format_cell(reads: Measurement | None) -> str:
 
 
 def disk_sentence(profile: DiskProfile) -> str:
-    which = "this dataset's" if profile.kind == "dataset" else "a"
     rates = [f"{rate:,.0f} images/s {word}" for word, rate in profile.images_per_second.items() if rate]
     compared, faster = "", profile.sequential_over_random
     if ratio := faster["cold"] or faster["warm"]:
         beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
         compared = f"; sequential reading {beats if ratio >= 1.05 else 'is no faster than random'}"
-    mean = format_size(profile.record_bytes).replace(".0 ", " ")
-    return f"At {which} mean record size ({mean}) this disk delivers {' and '.join(rates) or 'an unknown rate'}{compared}."
+    size = format_size(profile.record_bytes).replace(".0 ", " ")
+    return f"At {size} per record this disk delivers {' and '.join(rates) or 'an unknown rate'}{compared}."
 
 
 def _parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:

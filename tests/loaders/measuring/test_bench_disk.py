@@ -303,5 +303,5 @@ def test_without_cold_rates_the_sentence_has_the_warm_one_only() -> None:
     no_cold = {"stream": Reads(None, rate(4e9)), "missing": Missing("tmpfs", None, None)}
     said = disk_sentence(replace(full_profile(), cold_method=None, **no_cold))
 
-    assert "delivers 40,000 images/s warm" in said
+    assert "per record this disk delivers 40,000 images/s warm" in said
     assert "cold" not in said
