@@ -193,15 +193,16 @@ NUMPY_DTYPES = {"uint8": "uint8", "float32": "float32", "float16": "float16", "b
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of R, G, B in 0..1 over the training images
 IMAGENET_STD = (0.229, 0.224, 0.225)
+LARGEST_STD = 16.0  # of values from 0 to 1; those of values from 0 to 255 are larger
 
 
 @dataclass(frozen=True)
 class PixelFormat:
     """The layout and dtype of converted RGB pixels; floats are (value / 255 - mean) / std.
 
-    float32 is exact to 1e-6; float16 and bfloat16 are rounded from it to the nearest. float32 takes four
-    times the memory of uint8 and about 140 µs per image of 224 x 224; the other two take half its memory and
-    more time. Normalising on the training device takes less.
+    float32 is exact to 2e-7 / std; float16 and bfloat16 are rounded from it to the nearest. float32 takes
+    four times the memory of uint8 and about 140 µs per image of 224 x 224; the other two take half its memory
+    and more time. Normalising on the training device takes less.
     """
 
     layout: Layout = "HWC"
@@ -214,7 +215,7 @@ class PixelFormat:
         check_choice("dtype", self.dtype, NUMPY_DTYPES)
         if not are_numbers(self.mean, 3) or not are_numbers(self.std, 3) or min(self.std) <= 0:
             raise UsageError(f"mean and std must be three finite numbers each, those of std positive: {self}")
-        if max(self.mean) > 1:
+        if max(self.mean) > 1 or max(self.std) > LARGEST_STD:
             raise UsageError(f"mean and std are of values from 0 to 1, not 0 to 255: {self}")
 
     @property
