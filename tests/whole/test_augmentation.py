@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep import ColorJitter, EvalTransform, TrainTransform
+from shardprep.formats.images.header import EXTREME_ASPECT
 from shardprep.formats.records.record import Record
 from support.image_files import with_orientation
 from support.repository import ROOT
@@ -177,4 +178,6 @@ def test_the_centre_is_that_of_tensorpack_to_the_pixel(height: int, width: int, 
 
     found = FBRESNET(Record("key", 0, encoded), np.random.default_rng(0))
 
-    assert np.array_equal(found, resized[top : top + 224, left : left + 224, ::-1])
+    different = np.abs(found.astype(int) - resized[top : top + 224, left : left + 224, ::-1]).max()
+    is_extreme = max(height, width) > EXTREME_ASPECT * min(height, width)
+    assert different <= is_extreme  # by rounding, as documented
