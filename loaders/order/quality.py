@@ -88,7 +88,8 @@ class ClassMixing:
 
 OFTEN_FACTOR = 3.0  # times as often as by chance; below it, meeting again is taken as chance
 CHANCE_DEVIATIONS = 5.0  # standard deviations that a count may differ by chance
-SAMPLED_BATCHES = 1000  # batches of a full shuffle, whose standard deviation is measured
+FEWER_DEVIATIONS = 4.0  # by which the mean number of classes of a few batches may be lower by chance
+SAMPLED_BATCHES = 1000  # batches of full shuffles, whose standard deviation is measured
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,17 @@ class ShuffleQuality:
     partitions: int = 1
 
     @property
+    def has_enough_classes(self) -> bool:
+        """Whether batches hold nearly the classes of a full shuffle, or a few batches fewer by chance."""
+        return self.classes.is_enough or -FEWER_DEVIATIONS < self.distance * math.sqrt(self.batches) < 0
+
+    @property
     def is_full(self) -> bool:
         """Whether classes and neighbours are mixed as well as in a full shuffle."""
         pairs = self.batches * (self.batch_size - 1)
         chance = self.meet_again.expected * pairs
         most = OFTEN_FACTOR * chance + CHANCE_DEVIATIONS * math.sqrt(chance) + 1
-        return self.classes.is_enough and self.meet_again.found * pairs <= most
+        return self.has_enough_classes and self.meet_again.found * pairs <= most
 
     @property
     def sentence(self) -> str:
@@ -151,9 +157,9 @@ class ShuffleQuality:
         )
         if self.is_full:
             return f"As good as a full shuffle: {classes}."
-        if self.classes.is_enough and self.meet_again.found == 1:
+        if self.has_enough_classes and self.meet_again.found == 1:
             return f"Every epoch has the same batches: {classes}; give a shuffle."
-        if self.classes.is_enough:
+        if self.has_enough_classes:
             times = self.meet_again.found / self.meet_again.expected
             return (
                 f"Partly mixed: {classes}, but neighbours in a batch meet again in the next epoch {times:,.0f} times "
@@ -229,11 +235,11 @@ def quality_of_batches(
         places[first.reshape(-1)] = np.arange(first.size)
         distances = np.abs(np.diff(places))[(places[1:] >= 0) & (places[:-1] >= 0)]
         neighbours = Means(float(distances.mean()), (first.size + 1) / 3) if len(distances) else None
-    # the deviation of the classes in batches of a random permutation
-    shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED_BATCHES * batch_size]
-    whole = len(shuffled) // batch_size * batch_size
-    deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
-    return ShuffleQuality(
+    # the deviation of the classes in batches of random permutations
+    copies = np.tile(labels, (max(1, SAMPLED_BATCHES * batch_size // records), 1))
+    shuffled = np.random.default_rng(0).permuted(copies, axis=1)[:, : records // batch_size * batch_size]
+    deviation = float(_class_counts(shuffled.reshape(-1, batch_size)[:SAMPLED_BATCHES]).std())
+    quality = ShuffleQuality(
         records=records,
         batch_size=batch_size,
         batches=batches,
@@ -246,8 +252,9 @@ def quality_of_batches(
             float(again.mean()) if again.size else 0.0, kept * (batch_size - 1) / max(1, records - 1)
         ),
         kept=Means(float((in_both >= 0).mean()), kept),
-        least_window=None if classes.is_enough else mixing.least_window(),
+        least_window=None,
     )
+    return quality if quality.has_enough_classes else replace(quality, least_window=mixing.least_window())
 
 
 def expected_classes(labels: Labels, batch_size: int) -> float:
