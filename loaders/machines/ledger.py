@@ -482,10 +482,11 @@ class ShareLedger(Ledger[T]):
             )
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
-        for peer, name in list(self._names.items()):
-            names = {share.name for share in self.open.values()} | self._ended
+        names = {share.name for share in self.open.values()} | self._ended
+        for peer, name in self._names.items():
             if name not in names and len(names) < self._senders and not self._failure:
                 self.open[peer] = Share(name)
+                names.add(name)
         for peer, share in self.open.items():
             stop = share.arrived + self._ahead
             if stop - share.leased >= max(1, self._ahead // 16) and not self._failure:
