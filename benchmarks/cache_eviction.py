@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from measuring.conditions import conditions
 
@@ -21,7 +20,6 @@ from shardprep.loaders.order.epoch import EpochPlan, shard_uses
 
 ROOM = (0.25, 0.5, 0.75, 0.9)
 RECORDS = 50  # of a shard: the order of shards does not depend on it
-FOLDER = Path("/")
 
 Evict = Callable[[Iterable[CachedFile], Sequence[int]], CachedFile]
 
@@ -55,7 +53,7 @@ def downloads(orders: Sequence[Sequence[int]], room: int, evict: Evict) -> float
                 if len(cached) == room:
                     future = [*order[place:], *orders[epoch + 1]]
                     del cached[identity_of(evict(cached.values(), future).name)]
-            cached[shard] = CachedFile(f"{shard:016x}{0:048x}", FOLDER, 1, now)
+            cached[shard] = CachedFile(f"{shard:016x}{0:048x}", "", 1, now)
         uses += len(order) if epoch else 0
     return missed / uses
 
