@@ -105,7 +105,7 @@ def _preparation_data(name: str) -> dict[str, Any]:
         return data
     if data.get("start_method") not in multiprocessing.get_all_start_methods():
         data.pop("start_method", None)
-    return {key: value for key, value in data.items() if not key.startswith("init_main")}
+    return {key: value for key, value in data.items() if not key.startswith(("init_main", "authkey"))}
 
 
 def main_module() -> dict[str, str]:
@@ -308,6 +308,7 @@ class SpawnedProcess(Owner):
         self._has_ended = False
         args = (os.getpid(), child_end, target, kwargs)
         self._process = SPAWN.Process(target=_run_child, args=args, name=name, daemon=True)
+        self._process.authkey = bytes(self._process.authkey)  # that of Celery's processes cannot be pickled
         try:
             with child_end, starting_process():
                 self._process.start()

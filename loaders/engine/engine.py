@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -279,10 +278,6 @@ class Engine(Owner, Closable):
             check_seconds(deadline, "deadline", above=0)
         if workers:
             refuse_in_main_import()
-        if workers and multiprocessing.current_process().daemon:
-            raise UsageError(
-                "a daemonic process cannot have workers of its own: use workers=0, or threads in a Flow's map"
-            )
         self._work = work
         self.layout = layout
         self._slots = slots

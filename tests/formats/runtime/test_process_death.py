@@ -299,6 +299,7 @@ def test_the_usable_cpus_are_those_of_the_quota_of_a_container(
 def test_a_large_answer_comes_whole_though_processes_were_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "monotonic", itertools.count(0, 3600).__next__)  # an hour between looks
     monkeypatch.setattr(spawn, "get_start_method", lambda: "loky")  # as in a process of joblib
+    monkeypatch.setitem(vars(pool.multiprocessing.current_process())["_config"], "authkey", memoryview(b"ab"))
     monkeypatch.delattr("__main__.__spec__")  # as in pdb
     monkeypatch.setattr("socket.socket", type("Replaced", (pool.socket.socket,), {}))  # as by PySocks
     assert call_isolated(6000, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)

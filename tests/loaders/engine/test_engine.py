@@ -254,8 +254,7 @@ def test_an_engine_whose_workers_cannot_start_says_what_to_do(monkeypatch: pytes
     with pytest.raises(UsageError, match="cannot be sent to the workers"):
         Engine(Writing({0: threading.Lock()}), layout(4), workers=1)  # type: ignore[dict-item]
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="workers=0"):
-        Engine(Writing(), layout(4), workers=1)
+    Engine(Writing(), layout(4), workers=1).close()  # as a task of Celery may
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "argv", ["program", "--multiprocessing-fork", "pipe_handle=3"])
     with pytest.raises(UsageError, match="freeze_support"):
