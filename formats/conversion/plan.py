@@ -101,9 +101,7 @@ class PlanOptions:
 
     @property
     def transcoder(self) -> str:
-        """The programs that re-encode images, and their versions. Raises OperationError."""
-        if not self.transcodes:
-            return ""
+        """The programs that re-encode images, and their versions, if any do. Raises OperationError."""
         # Imported here because OpenCV takes 40 MB.
         from shardprep.formats.images.crop_ready import encoder_version, jpegtran_version
 

@@ -313,9 +313,7 @@ def add_resume_note(describe: Callable[[], str], *, restarted: bool = False) -> 
     """
     try:
         yield
-    except Exception:
-        raise
     except BaseException as interruption:
-        if text := describe():
+        if not isinstance(interruption, Exception) and (text := describe()):
             interruption.add_note(f"{text}; run it again{', without restart,' * restarted} to continue")
         raise

@@ -153,9 +153,8 @@ class LmdbContents(RecordContents):
         if (digits := entries["key"].dtype.itemsize) > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
         if self._listed_keys is None:
-            if self.problems:  # at which reading stopped
-                return entries
-            self.shortfall = f"{keys}, which is written last and lists all records, is missing"
+            if not self.problems:  # at which reading stopped
+                self.shortfall = f"{keys}, which is written last and lists all records, is missing"
             return entries
         present, listed = entries["key"].astype(np.int64), np.unique(self._listed_keys)
         unlisted, missing = np.setdiff1d(present, listed), np.setdiff1d(listed, present)

@@ -93,7 +93,7 @@ class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
 
     def expect(self, reads: Iterable[tuple[int, int]]) -> None:
         """Read ahead the (length, offset) pairs to be read next, in this order; the reader may skip some."""
-        self._expected = deque(reads)
+        self._expected = deque(read for read in reads if read[0] > 0)
         self._read_ahead()
 
     def pieces(self) -> Iterator[bytes]:
@@ -129,8 +129,7 @@ class RemoteArchive(Owner, AbstractContextManager["RemoteArchive"]):
             if self._ahead and sum(ahead[0] for ahead, _ in self._ahead) + length > AHEAD_BYTES:
                 return
             self._expected.popleft()
-            if length > 0:
-                self._ahead.append(((length, offset), self._loop.begin(self._read_range(length, offset))))
+            self._ahead.append(((length, offset), self._loop.begin(self._read_range(length, offset))))
 
     async def _read_range(self, length: int, offset: int) -> bytes:
         if self._is_stopped:

@@ -621,9 +621,7 @@ class ShardUses:
 
     def peak(self, sizes: npt.NDArray[np.int64]) -> int:
         """Return the largest total size of the shards in use at one step."""
-        if not len(self.shards):
-            return 0
-        changes = np.zeros(int(self.lasts.max()) + 2, np.int64)
+        changes = np.zeros(int(self.lasts.max(initial=0)) + 2, np.int64)
         np.add.at(changes, self.firsts, sizes[self.shards])
         np.subtract.at(changes, self.lasts + 1, sizes[self.shards])
         return int(np.cumsum(changes).max())
