@@ -269,8 +269,7 @@ def join(
         for column in added
         if column.surplus
     )
-    notes = *surplus, *class_notes(path, manifest, names)
-    return Joined(path, manifest, names, tuple(rebuilt), notes)
+    return Joined(path, manifest, names, tuple(rebuilt), (*surplus, *class_notes(path, manifest, names)))
 
 
 def _new_columns(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:

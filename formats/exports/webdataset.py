@@ -75,8 +75,7 @@ class WebDatasetTars(ExportFormat):
         self._bare = not find_repeated(bare)
 
     def names(self, rows: Rows) -> list[str]:
-        keys = super().names(rows)
-        return [encode_stem(strip_suffix(key) if self._bare else key) for key in keys]
+        return [encode_stem(strip_suffix(key) if self._bare else key) for key in super().names(rows)]
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:

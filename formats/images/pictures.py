@@ -51,8 +51,7 @@ def _shrink(image: bytes, most_side: int) -> bytes:
     height, width = pixels.shape[:2]
     scale = min(1.0, most_side / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    return bytes(cv2.imencode(".jpg", resized)[1])
+    return bytes(cv2.imencode(".jpg", cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))[1])
 
 
 MAX_SHOWN = 100  # images; each may take the bytes of a THUMBNAIL in the page

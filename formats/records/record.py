@@ -336,8 +336,7 @@ class ItemForm:
                 raise BadValue("is a dict with names that are not text")
             return cls("dict", tuple(map(str, item)))
         if isinstance(item, tuple | list):
-            form = "tuple" if isinstance(item, tuple) else "list"
-            return cls(form, tuple(map(str, range(len(item)))))
+            return cls("tuple" if isinstance(item, tuple) else "list", tuple(map(str, range(len(item)))))
         return cls("value", ("value",))
 
     @cached_property

@@ -279,8 +279,7 @@ class JsonCodec(Codec):
 
 
 def _compact(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _check_json(value: Any) -> None:

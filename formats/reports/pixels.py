@@ -88,8 +88,7 @@ def perceptual_hash(small: npt.NDArray[Any]) -> int:
     transform, except the mean, are in the upper half.
     """
     waves = cv2.dct(small.astype(np.float32))[LOWEST]
-    bits = waves >= np.partition(waves, 32)[32]
-    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+    return int.from_bytes(np.packbits(waves >= np.partition(waves, 32)[32]).tobytes(), "big")
 
 
 # The lowest frequencies except the mean, from coarse to fine.

@@ -206,8 +206,7 @@ class BoxTable:
 
     def value(self, name: str, number: int) -> npt.NDArray[Any]:
         """Return a record's value of one of BOX_COLUMNS."""
-        records = self._columns["record"]
-        first, last = np.searchsorted(records, np.array([number, number + 1], np.uint32))
+        first, last = np.searchsorted(self._columns["record"], np.array([number, number + 1], np.uint32))
         return self._columns[name][first:last]
 
     @cached_property
@@ -347,8 +346,7 @@ class OpenRecords(Owner):
         return _keep_open(self._shards, number, shard)
 
     def _find_shard(self, number: int) -> tuple[PartFiles, FileEntry]:
-        count = self._first_shards[-1]
-        column, place = divmod(number, count)
+        column, place = divmod(number, self._first_shards[-1])
         at = bisect_right(self._first_shards, place) - 1
         part = self._parts[at]
         shards = part.columns[column - 1].shards if column else part.shards

@@ -80,8 +80,7 @@ def _archive_blocks(
     these alone. A block's start and size are estimates within its region, good enough for readahead.
     """
     blocks: list[Block] = []
-    stops = np.cumsum(counts)
-    for region, stop, count in zip(archive.regions, stops.tolist(), counts, strict=True):
+    for region, stop, count in zip(archive.regions, np.cumsum(counts).tolist(), counts, strict=True):
         if count:
             inside = lengths[stop - count : stop].astype(np.int64)
             begins = np.cumsum(inside) - inside
@@ -474,8 +473,7 @@ class TransformedDataset(Closable):
         try:
             if not self._is_random:
                 return self.transform(record), record.label
-            rng = np.random.default_rng(random.getrandbits(128))
-            return self.transform(record, rng), record.label
+            return self.transform(record, np.random.default_rng(random.getrandbits(128))), record.label
         except Exception as error:
             error.add_note(f"In record {record.key}")
             raise

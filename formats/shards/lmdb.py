@@ -237,8 +237,7 @@ class LmdbPages:
             return self._read_overflow(_PAGE_NUMBER.unpack_from(page.data, start)[0], length, wanted)
         if flags or start + length > self.size:
             raise self._damaged(f"page {page.number} has an invalid record")
-        first = page.data[start : start + min(length, wanted)]
-        return page.number * self.size + start, length, first
+        return page.number * self.size + start, length, page.data[start : start + min(length, wanted)]
 
     def _read_overflow(self, number: int, length: int, wanted: int) -> Value:
         """Return a value in overflow pages, all of which are in the file."""

@@ -407,8 +407,7 @@ def read_places(path: Path, archive: ShardFile) -> Addresses:
     is_table = 1 <= key_bytes <= MAX_KEY_BYTES and data[:start] == table_header(row, records)
     if not is_table or len(data) - start != records * row.itemsize:
         raise ShardDamaged("is not a table of images in an archive; prep repair rebuilds it", path=path)
-    rows = np.frombuffer(data, row, records, start)
-    return rows[[*ADDRESS]]
+    return np.frombuffer(data, row, records, start)[[*ADDRESS]]
 
 
 Image = TypeVar("Image", bytes, Memory)

@@ -383,8 +383,7 @@ class RowContents(RecordContents):
         with arrow_errors_as_damage(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
-                columns = groups.read(group, names)
-                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
+                self._add_group(groups.read(group, names), groups.encoded_bytes[group], file.path, first)
 
     def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
         import pyarrow.compute  # optional, and slow to import

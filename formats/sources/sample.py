@@ -183,8 +183,7 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
     import cv2
 
     # the plain bilinear filter may round differently from one CPU to the next
-    resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR_EXACT)
-    return np.asarray(resized, np.uint8)
+    return np.asarray(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR_EXACT), np.uint8)
 
 
 def _encode(pixels: Pixels, oddity: str | None) -> bytes:

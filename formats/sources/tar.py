@@ -255,8 +255,7 @@ def describe_archive(
 def _md5_of(path: Path | RemoteFile, progress: Progress) -> str:
     digest, title = hashlib.md5(usedforsecurity=False), f"check the MD5 of {path.name}"
     with open_archive(path) as archive, progress.task(title, records=0, size=archive.end):
-        starts = range(0, archive.end, PIECE_BYTES)
-        reads = [(min(PIECE_BYTES, archive.end - at), at) for at in starts]
+        reads = [(min(PIECE_BYTES, archive.end - at), at) for at in range(0, archive.end, PIECE_BYTES)]
         if isinstance(archive, RemoteArchive):
             archive.expect(reads)
         for length, at in reads:

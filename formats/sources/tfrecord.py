@@ -343,8 +343,7 @@ def read_boxes(features: Features, first_label: int) -> list[tuple[int, float, f
     if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
         raise ValueError("its boxes do not have one finite number for each side")
     xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
-    columns = (labels, xs[0], ys[0], xs[1], ys[1])
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    return list(zip(*(column.tolist() for column in (labels, xs[0], ys[0], xs[1], ys[1])), strict=True))
 
 
 def _single_value(values: Sequence[T]) -> T:

@@ -471,8 +471,7 @@ class HeldFiles(LocalFiles, Owner, Closable):
     @contextmanager
     def replace(self, entry: FileEntry, error: Exception) -> Iterator[None]:
         self._release_all()  # otherwise the replaced copy would be held
-        held = self.cache.hold_intact(entry, self._release_first)
-        with held, explain_damage(self.cache, entry):
+        with self.cache.hold_intact(entry, self._release_first), explain_damage(self.cache, entry):
             yield
 
     def _release_first(self) -> bool:

@@ -498,8 +498,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     try:
         if not _has_collection(folder, file):
             with WorkFolder(folder, shared=True) as work_folder:
-                data = canonical_json(file.to_json())
-                publish_bytes(folder / COLLECTION_NAME, data, work_folder.run)
+                publish_bytes(folder / COLLECTION_NAME, canonical_json(file.to_json()), work_folder.run)
     except OutputBusy:  # an equal call may just be removing the work folder
         if not _has_collection(folder, file):
             raise

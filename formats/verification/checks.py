@@ -362,8 +362,7 @@ def run_in_child(check: FileCheck, timeout_s: float, children: WorkerPool) -> Ch
     with suppress(ChildDied):
         return call(check.run)
     # without its row, no image is looked at, and a crash is the container's
-    rows = None if check.field is None else check.rows
-    result = call(replace(check, level="records", rows=rows).run)
+    result = call(replace(check, level="records", rows=None if check.field is None else check.rows).run)
     crashes = decode(range(check.entry.records))
     if not crashes.findings:
         problem = "the decoder crashed on its images together, but on none of them alone"

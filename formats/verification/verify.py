@@ -305,8 +305,7 @@ class DatasetView:
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
-    opencv = {"OpenCV": cv2.__version__} if decode else {}
-    return {"shardprep": version("shardprep")} | opencv
+    return {"shardprep": version("shardprep")} | ({"OpenCV": cv2.__version__} if decode else {})
 
 
 @dataclass(frozen=True)

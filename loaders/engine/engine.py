@@ -412,8 +412,7 @@ class Engine(Owner, Closable):
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
             raise self._row_error(leased, leased.failure, number)
-        copy = not dispatcher.ring.may_keep(memory)
-        batch = self._assemble(leased, memory, copy=copy)
+        batch = self._assemble(leased, memory, copy=not dispatcher.ring.may_keep(memory))
         wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:

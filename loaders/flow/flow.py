@@ -781,8 +781,7 @@ class FakeData(Flow):
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...]:
         """The parts of a batch."""
-        image = ArraySpec("image", (*self._data.size, 3), "uint8")
-        outputs = None if self._data.encoded else [image]
+        outputs = None if self._data.encoded else [ArraySpec("image", (*self._data.size, 3), "uint8")]
         return loader_specs(outputs, rows=self._data.batch_size, with_numbers=False)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -216,8 +216,7 @@ class MapWork:
     def open(self, clock: Clock) -> Iterator[Fill]:
         with ExitStack() as opened:
             item_of = opened.enter_context(self.fetch()) if self.fetch else None
-            random = ItemRandom(self.bits) if self.bits else None
-            yield partial(self._fill, item_of, random, clock)
+            yield partial(self._fill, item_of, ItemRandom(self.bits) if self.bits else None, clock)
 
     def _fill(
         self,

@@ -98,8 +98,7 @@ class FromIterable(Node):
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
         length, drawn = self.length, count()
         with ending(self.passes.begin()) as items:
-            draws = ctx.times.track_draws(self.label, items)
-            yield from map(lambda item, number: item, draws, drawn)
+            yield from map(lambda item, number: item, ctx.times.track_draws(self.label, items), drawn)
         if length.is_exact and (items_drawn := next(drawn)) != length.items:
             raise UsageError(
                 f"the {type(self.passes.source).__name__} says that it has {length.items} items, but pass {ctx.number} had "

@@ -74,8 +74,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> A
         UsageError: The signature is neither given nor known, or ``prefetch`` is not a number.
     """
     prefetch, passes = check_int(prefetch, "prefetch", least=tf.data.AUTOTUNE), Passes(source)
-    element_spec = signature_of(passes, signature)
-    dataset = _make_dataset(passes, element_spec)
+    dataset = _make_dataset(passes, signature_of(passes, signature))
     if (length := passes.fixed_length) is not None:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     options = tf.data.Options()

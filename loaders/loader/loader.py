@@ -570,8 +570,7 @@ class Loader(Owner, Closable):
         count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
         does not exist, and the errors of an iteration over these records.
         """
-        ranges = parse_ranges(passed, sum(self._plan.shard_counts))
-        plan = replace(self._plan, passed=ranges)
+        plan = replace(self._plan, passed=parse_ranges(passed, sum(self._plan.shard_counts)))
         places = Epoch(plan, epoch, start=start).batch(operator.index(step))
         items, shown = self._subset.items_at(places, epoch), dict[int, ShownParts]()
 

@@ -409,8 +409,7 @@ class ContactSheet:
         """
         final = user_path(path).absolute()
         check_suffix(final)
-        data = self.png() if final.suffix.lower() == ".png" else self.html().encode()
-        save_bytes(final, data)
+        save_bytes(final, self.png() if final.suffix.lower() == ".png" else self.html().encode())
 
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """Return the records of the step with their pictures, None for skipped ones."""

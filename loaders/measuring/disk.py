@@ -558,8 +558,7 @@ def read(
     is killed.
     """
     for file in files:
-        advice = os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL
-        os.posix_fadvise(file, 0, 0, advice)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL)
     depth, ahead = min(pattern.depth, len(pieces)), 0 if direct else pattern.ahead
     flags = DIRECT_FLAGS if direct else OPEN_FLAGS if pattern.folder else 0
     options = (pattern.folder, seconds, depth, pattern.block, 0 if direct else CACHE_LINE, ahead, flags)

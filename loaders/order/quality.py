@@ -302,8 +302,7 @@ def sample_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
     mean = float(np.mean(counts)) if counts else 0.0
     if plan.omission.closes_gaps:
         labels = np.delete(labels, plan.omission.positions)
-    expected = expected_classes(labels[:: 1 + len(labels) // SAMPLED_LABELS], plan.batch_size)
-    means = Means(mean, expected)
+    means = Means(mean, expected_classes(labels[:: 1 + len(labels) // SAMPLED_LABELS], plan.batch_size))
     return means if mean and not means.is_enough else None
 
 

@@ -516,5 +516,4 @@ class ColorJitter:
         brightness, contrast, saturation = factors
         gray = brightness * float(LUMA @ np.asarray(mean)[:3])
         colours = saturation * np.eye(3) + (1 - saturation) * LUMA  # rows sum to 1: grays stay
-        offset = np.full((3, 1), (1 - contrast) * gray)
-        return np.hstack([brightness * contrast * colours, offset])
+        return np.hstack([brightness * contrast * colours, np.full((3, 1), (1 - contrast) * gray)])
