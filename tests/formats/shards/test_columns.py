@@ -47,7 +47,7 @@ def field(kind: str) -> Field:
         ("json", (1, 2)), ("json", [{"a": (1,)}]), ("json", {1: 2}), ("json", np.nan), ("json", object()), ("json", CIRCLE), ("json", parse_canonical_json(b"[" * 101 + b"1" + b"]" * 101 + b"\n")),
         ("int", 2**63), ("int", True), ("int", 1.0), ("int", np.zeros(2, int)), ("label", np.zeros(2, int)), ("float", "1"), pytest.param("float", 10**400, id="float-large"), ("float", True),
         ("label", 3), ("label", "owl"), ("label", -2), ("labels", [0, 0]), ("labels", ["owl"]),
-        ("labels", "cat"), ("labels", 1), ("labels", [-1]),
+        ("labels", "cat"), ("labels", {"cat": 1}), ("labels", 1), ("labels", [-1]),
         ("float32[2]", [1.0, 2.0]), ("float32[2]", np.zeros(3, "f4")), ("float32[2]", np.zeros(2)),
         ("float32[*]", np.zeros((1, 1), "f4")), ("float32[*]", np.zeros(1, ">f4")), ("int8[*,*]", np.zeros((1 << 19, 0), "i1")), ("int8[*,*]", b"\xff" * 4 + bytes(4)),
         *(("json", data) for data in (b"1e999", b"9" * 309 + b".0", b'{"\\ud800":1}', b"[" * 101 + b"1" + b"]" * 101)),
