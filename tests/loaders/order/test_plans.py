@@ -210,9 +210,8 @@ def test_a_quality_is_what_is_counted_in_the_batches_of_two_epochs(plan: EpochPl
     again = [a in step and step[a] == step.get(b) for a, b in pairs]
     assert (found.batches, found.fewest) == (len(first), min(classes))
     assert found.displacement.mean == pytest.approx(np.mean([abs(place[n] - n) for n in delivered]))
-    means = np.mean(classes), np.mean(again or 0)
-    assert (found.classes.found, found.meet_again.found) == pytest.approx(means)
-    assert found.kept.found == pytest.approx(np.mean([number in step for number in delivered]))
+    means = [np.mean(each) for each in (classes, again or [0], [number in step for number in delivered])]
+    assert [found.classes.found, found.meet_again.found, found.kept.found] == pytest.approx(means)
     apart = [abs(place[b] - place[a]) for a, b in pairwise(delivered) if b == a + 1]
     assert (found.stored_neighbours is None) == (plan.world_size > 1 or not apart)
     assert not found.stored_neighbours or found.stored_neighbours.found == pytest.approx(np.mean(apart))
