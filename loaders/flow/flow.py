@@ -367,7 +367,8 @@ class Flow(Closable):
         Away from both ends, an item moves by at most about half the window, a quarter on average, with a
         standard deviation of 0.29 windows: a window of 3 n spreads as far as tensorpack's buffer of n.
         If items can be picked by number (sequences, datasets, files, and maps over those), only numbers are
-        shuffled. Otherwise about half a window of items is held in memory.
+        shuffled, and a window of at least their number makes all orders equally likely. Otherwise about half
+        a window of items is held in memory, and no window does.
         """
         return Flow(
             steps.LocallyShuffled(self.node, check_int(window, "a shuffle window", least=1), check_seed(seed))
