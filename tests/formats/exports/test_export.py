@@ -244,6 +244,7 @@ def in_tfrecord(folder: Path) -> Iterator[dict[str, Any]]:
     texts = {"caption": bytes.decode, "about": json.loads}
     for features in tfrecord_features(folder):
         found: dict[str, Any] = {}
+        assert "tags/shape" not in features
         for name in (field.name for field in FIELDS):
             (value,) = (
                 list(getattr(features[name], kind).value) for kind in LISTS if features[name].HasField(kind)

@@ -295,12 +295,18 @@ def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
 
 def test_floats_that_json_does_not_have_come_back_from_webdataset(tmp_path: Path) -> None:
     scores = [1.5, float("nan"), float("inf"), float("-inf"), -0.0]
-    items = [{"image": JPEG, "key": f"k{n}", "score": scores[n], "plain": n / 3} for n in range(5)]
+    items = [
+        {"image": JPEG, "key": f"k{n}", "score": scores[n], "plain": n / 3, "pair": np.full(2, scores[n])}
+        for n in range(5)
+    ]
     write_dataset(items, tmp_path / "dataset", workers=0)
     export(tmp_path / "dataset", tmp_path / "out", to="webdataset", workers=0)
+    export(tmp_path / "dataset", tmp_path / "tree", to="folders", workers=0)
 
     converted(tmp_path / "out", tmp_path / "again")
 
+    text = (tmp_path / "tree/metadata.jsonl").read_text()
+    assert [text.count(f'"pair": [{x}, {x}]') for x in ("1.5", "null", "-0.0")] == [1, 3, 1]
     with open_dataset(tmp_path / "again") as found:
         columns = {record.key: record.columns for record in found}
     assert [repr(columns[f"k{n}"]["score.json"]) for n in range(5)] == list(map(repr, scores))

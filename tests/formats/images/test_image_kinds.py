@@ -227,7 +227,7 @@ HARMFUL: dict[str, tuple[bytes, str]] = {
     **{f"segment of {n} bytes": (JPEG[:2] + b"\xff\xe0" + n.to_bytes(2) + JPEG[2:], "does not fit") for n in (1, 0xFFFF)},
     "unknown colour type": (png(9, 6, 5), "unknown colour type 5"),
     "PNG without header": (PNG[:8] + PNG[33:], "without its header"),
-    "PNG without end": (PNG[:-12], "no end"),
+    **{f"PNG without {n} bytes of its end": (PNG[:-n], "truncated: the PNG has no end") for n in (12, 20)},
 }  # fmt: skip
 
 

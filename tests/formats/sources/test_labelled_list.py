@@ -61,7 +61,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"cat dog\n", r"root/cat: is not a file"),
     ("metadata.csv", "file_name,split\n0.png\n", r"line 2: has 1 column"),
     ("metadata.csv", 'file_name,split\n0.png,"val\n', r"line 3: the row that begins in line 2 is not CSV"),
-    ("metadata.csv", "file_name,age\n0.png,1\n1.png\n", r"line 3: has 1 column, but the first line has 2"),
+    ("metadata.csv", "file_name,age\n0.png,1\n1.png\n2.png\n", r"line 3: has 1 column, but the first line has 2; .*the first of 2"),
     ("metadata.csv", "file_name,age\n0.png,1\n1.png,2\n2.png,3\n", r"line 4: 2\.png is missing"),
     ("metadata.csv", "file_name,age\n0.png,1\n", r"1\.png: has no row in the table"),
     ("metadata.csv", "file_name,age\n0.png,1\n0.png,2\n1.png,3\n", r"lines 2 and 3 have the same record key"),
