@@ -152,7 +152,7 @@ def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None =
             if not is_intact and f"sha256:{hashlib.sha256(data.data).hexdigest()}" == entry.sha256:
                 is_intact = True
                 if own_seal:
-                    own_seal.store(os.fstat(descriptor))
+                    own_seal.store(descriptor)
     if not is_intact:
         raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
@@ -593,18 +593,19 @@ class Seal:
             return self._path.read_bytes() == self._text
         return False
 
-    def store(self, status: os.stat_result) -> bool:
+    def store(self, descriptor: int) -> bool:
         """Store the seal of a verified file; return whether that succeeded.
 
-        ``status`` is the file's status after it was read. A file that changed in the meantime or just before
+        ``descriptor`` is of the file, after it was read. A file that changed in the meantime or just before
         gets no seal, nor does one smaller than MIN_BYTES.
         """
         # a change now could leave times unchanged that are young, or in the future
         age_ns = time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns)
-        is_changed = file_state(status) != file_state(self.status)
+        is_changed = file_state(os.fstat(descriptor)) != file_state(self.status)
         if self.status.st_size < MIN_BYTES or age_ns < YOUNG_NS or is_changed:
             return False
         with suppress(OSError, RuntimeError, OperationError):
+            os.fsync(descriptor)  # a power cut may change the bytes of an unflushed file, and not its times
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_bytes(self._path, self._text, self._path.parent)
             return True

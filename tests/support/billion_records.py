@@ -71,8 +71,8 @@ def make_part(folder: Path, number: int) -> PartEntry:
 def seal_all(folder: Path) -> None:
     seal.YOUNG_NS = 0
     for part in json.loads((folder / "collection.json").read_bytes())["parts"]:
-        status = (folder / part["path"] / "index.npy").stat()
-        assert seal.Seal(status, part["root"]).store(status)
+        with (folder / part["path"] / "index.npy").open() as file:
+            assert seal.Seal(os.fstat(file.fileno()), part["root"]).store(file.fileno())
 
 
 def peak() -> int:

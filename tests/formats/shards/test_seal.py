@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -51,13 +51,13 @@ def test_a_changed_file_has_no_seal(dataset: Path) -> None:
         opened(dataset)
 
 
-def test_a_file_that_changes_while_it_is_read_gets_no_seal(dataset: Path) -> None:
-    path = dataset / "index.npy"
-    before = path.stat()
-    writable(path)
+def test_a_file_that_changes_while_it_is_read_or_cannot_be_flushed_gets_no_seal(dataset: Path) -> None:
+    before = (path := dataset / "index.npy").stat()
 
-    assert not Seal(before, "root").store(path.stat())
-    assert Seal(path.stat(), "root").store(path.stat())
+    with writable(path).open() as file:
+        assert not Seal(before, "root").store(file.fileno())
+        unflushed = patch.object(os, "fsync", Mock(side_effect=OSError))(Seal(path.stat(), "root").store)
+        assert [unflushed(file.fileno()), Seal(path.stat(), "root").store(file.fileno())] == [False, True]
 
 
 @pytest.mark.parametrize("damage", [b"", b"shardprep seal 1\n", b"\xff" * 9000])
