@@ -152,6 +152,7 @@ class Folders(ExportFormat):
         if self.source.has_labels:
             for folder in self._classes:  # also of empty classes: ImageFolder numbers the folders
                 (folders.output / folder).mkdir(exist_ok=True)
+            flush_file(folders.output)
         if not self.has_parts:
             return []
         parts = ((folders.work / f"{unit.name}.jsonl").read_bytes() for unit in units)

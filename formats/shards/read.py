@@ -605,7 +605,9 @@ class Seal:
         if self.status.st_size < MIN_BYTES or age_ns < YOUNG_NS or is_changed:
             return False
         with suppress(OSError, RuntimeError, OperationError):
-            os.fsync(descriptor)  # a power cut may change the bytes of an unflushed file, and not its times
+            # A power cut may change the bytes of an unflushed file, and not its times.
+            if not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:  # squashfs refuses to flush
+                os.fsync(descriptor)
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_bytes(self._path, self._text, self._path.parent)
             return True

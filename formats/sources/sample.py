@@ -23,7 +23,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import official_words
-from shardprep.formats.runtime.files import name_in_os_errors, user_path
+from shardprep.formats.runtime.files import flush_file, name_in_os_errors, user_path
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_int
 
 PHOTOGRAPHS = 25
@@ -225,6 +225,7 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
     try:
         with name_in_os_errors(partial), partial.open("wb") as file:
             yield file
+        flush_file(partial)  # a power cut must not leave part of an archive under its name
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
