@@ -402,12 +402,13 @@ class Engine(Owner, Closable):
     def _receive(self, run: EngineRun, dispatcher: Dispatcher) -> EngineBatch:
         run.paused = False
         began = perf_counter()
-        result = run.results.get() if run is dispatcher.run else None  # another run may have begun
+        is_over = dispatcher.closing or run is not dispatcher.run  # another one has begun
+        result = None if is_over else run.results.get()
         got = perf_counter()
         if result is None and dispatcher.error:
             raise dispatcher.error
         if result is None:
-            raise self._ended_error(closed=dispatcher.ended)
+            raise self._ended_error(closed=dispatcher.closing)
         leased, memory = result
         number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
