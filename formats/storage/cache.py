@@ -212,6 +212,8 @@ class FileCache(Owner, Closable):
     def keep(self, held: FileHold) -> None:
         """Keep held files until this cache is closed. Raises UsageError for a closed cache."""
         with self._lock:
+            if self._is_closed:
+                held.release()  # at once: a kept error, as in a notebook, would pin the files
             self._refuse_closed()
             self._kept.append(held)
 
