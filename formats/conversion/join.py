@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -142,26 +142,32 @@ def resolve_columns(
         raise UsageError(f"name at least one column to join: {{'NAME': FILE}}, not {columns!r}")
     choices = [parse_column_choice(str(name), "NAME or NAME:KIND") for name in columns]
     Schema(Field(choice.name, "bytes") for choice in choices)
-    origins = zip(choices, columns.values(), strict=True)
-    return [_resolve(choice, origin, manifest, keys) for choice, origin in origins]
+    found, tables = list[JoinedColumn](), dict[Path, list[ColumnChoice]]()
+    for choice, origin in zip(choices, columns.values(), strict=True):
+        path, part = _locate(choice, origin)
+        if path.is_dir():
+            found.append(dataset_column(path, part, choice, keys, manifest.split))
+        elif path.suffix.lower() != ".npy":
+            tables.setdefault(path.absolute(), []).append(choice._replace(origin=part or choice.name))
+        elif part:
+            raise UsageError("is an array, which has no columns", path=path)
+        else:
+            found.append(array_column(path.absolute(), choice, manifest.records))
+    for path, chosen in tables.items():
+        found += table_columns(path, chosen, keys)
+    by_name = {column.field.name: column for column in found}
+    return [by_name[choice.name] for choice in choices]
 
 
-def _resolve(
-    choice: ColumnChoice, origin: str | os.PathLike[str], manifest: Manifest, keys: Keys
-) -> JoinedColumn:
+def _locate(choice: ColumnChoice, origin: str | os.PathLike[str]) -> tuple[Path, str]:
+    """Return the path of a column's origin, and the part of it that is named after a #."""
     path, part = user_path(origin), ""
     if not path.exists() and "#" in (text := os.fspath(origin)):
         place, _, part = text.rpartition("#")
         path = user_path(place)
     if not path.exists():
         raise UsageError(f"does not exist; give a dataset or a file for the column {choice.name}", path=path)
-    if path.is_dir():
-        return dataset_column(path, part, choice, keys, manifest.split)
-    if path.suffix.lower() != ".npy":
-        return table_column(path.absolute(), part or choice.name, choice, keys)
-    if part:
-        raise UsageError("is an array, which has no columns", path=path)
-    return array_column(path.absolute(), choice, manifest.records)
+    return path, part
 
 
 ROW_BYTES = 64  # per value, in a column's table, its rows with digests, and a container
@@ -516,8 +522,8 @@ KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
 NO_KEYS = "of keys or paths (key, file_name, path, …); its columns are"
 
 
-def table_column(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
-    """Return the column ``header`` of a table with a column of keys; guess its kind if none is chosen."""
+def table_columns(path: Path, choices: Sequence[ColumnChoice], keys: Keys) -> Iterator[JoinedColumn]:
+    """Yield columns of a table with a column of keys; guess their kinds if none is chosen."""
     table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
     line = 1  # 0 between two rows
     with ArchiveFile(path) as file:
@@ -525,28 +531,33 @@ def table_column(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> J
         with errors_as_damage(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
             keys_name = find_column(form.names, KEY_NAMES)
-            if not keys_name or header not in form.names:
-                missing = f"{header!r}; name one as FILE#COLUMN, of" if keys_name else NO_KEYS
-                raise ValueError(f"has no column {missing}: {', '.join(form.names)[:200]}")
-            kind = ColumnKind(header, choice if choice.kind else None, typed=not form.delimiter)
+            kinds = list[ColumnKind]()
+            for choice in choices:
+                if not keys_name or choice.origin not in form.names:
+                    missing = f"{choice.origin!r}; name one as FILE#COLUMN, of" if keys_name else NO_KEYS
+                    raise ValueError(f"has no column {missing}: {', '.join(form.names)[:200]}")
+                chosen = choice if choice.kind else None
+                kinds.append(ColumnKind(choice.origin, chosen, typed=not form.delimiter))
             line = 0
             for row in form.rows(lines):
                 if isinstance(row, ValueError):
                     raise row
                 line = row.line
-                kind.add(row.cells[header])
+                for kind in kinds:
+                    kind.add(row.cells[kind.header])
                 table.append((_parse_key(row.cells[keys_name]), row.offset, row.length))
                 line = 0
         identity = file.identity
     rows = table.finish()
-    places = match_keys(keys, rows["key"], path)
-    field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
-    encode = partial(_encode_cell, field, form, header)
-    origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encode))
-    custody = {"name": choice.name, "sha256": hash_file(path)}
-    custody |= {"column": header} if header != choice.name else {}
-    surplus = len(rows) - len(keys)
-    return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody, surplus)
+    places, surplus, sha256 = match_keys(keys, rows["key"], path), len(rows) - len(keys), hash_file(path)
+    offsets, lengths = rows["offset"][places], rows["length"][places]
+    for choice, kind in zip(choices, kinds, strict=True):
+        field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
+        encode = partial(_encode_cell, field, form, kind.header)
+        origin = Origin(path, AT_BYTE, partial(_open_file, path, identity, encode))
+        custody = {"name": choice.name, "sha256": sha256}
+        custody |= {"column": kind.header} if kind.header != choice.name else {}
+        yield JoinedColumn(field, origin, offsets, lengths, custody, surplus)
 
 
 def _parse_key(cell: object) -> bytes:
@@ -557,4 +568,7 @@ def _parse_key(cell: object) -> bytes:
 
 
 def _encode_cell(field: Field, form: TableForm, header: str, row: bytes) -> bytes:
-    return encode_cell(field, form.parse_row(row)[header], typed=not form.delimiter)
+    return encode_cell(field, _parse_row(form, row)[header], typed=not form.delimiter)
+
+
+_parse_row = lru_cache(maxsize=1)(TableForm.parse_row)  # for the next column of the same row

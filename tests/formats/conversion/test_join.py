@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from shardprep.formats.errors import (
     UsageError,
 )
 from shardprep.formats.shards.read import CONTAINERS
+from shardprep.formats.sources.tables import TableForm
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from support.datasets import StopAfter, flip, prep_here, tree
 from support.resealed import reseal
@@ -79,25 +81,20 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
     rows = [{"key": f"{n}", "caption": f"a\n{n}"} for n in range(12)]
     write(tmp_path / "blob", as_csv(rows[::-1]).encode())
     (tmp_path / "t.csv").symlink_to("blob")
-    write(
-        tmp_path / "t.jsonl",
-        as_json_lines([{"path": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]).encode(),
-    )
+    boxes = [{"path": f"{n}.png", "x": [[n] * 4] * n} for n in range(9)]
+    write(tmp_path / "t.jsonl", as_json_lines(boxes).encode())
     before = {path: path.stat() for path in dataset.iterdir() if path.name != "manifest.json"}
     opened = open_dataset(dataset)
 
-    done = join(
-        dataset,
-        {
-            "mask": tmp_path / "masks",
-            "other": f"{tmp_path / 'masks'}#same",
-            "vector": tmp_path / "vectors.npy",
-            "age": tmp_path / "ages.npy",
-            "caption": tmp_path / "t.csv",
-            "boxes:float32[*,4]": f"{tmp_path / 't.jsonl'}#x",
-        },
-        workers=workers,
-    )
+    columns = {
+        "mask": tmp_path / "masks",
+        "other": f"{tmp_path / 'masks'}#same",
+        "vector": tmp_path / "vectors.npy",
+        "age": tmp_path / "ages.npy",
+        "caption": tmp_path / "t.csv",
+        "boxes:float32[*,4]": f"{tmp_path / 't.jsonl'}#x",
+    }
+    done = join(dataset, columns, workers=workers)
 
     assert done.added == ("mask", "other", "vector", "age", "caption", "boxes")
     assert [note.replace(str(tmp_path), "") for note in done.notes] == [
@@ -120,7 +117,7 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_joining_in_jobs_of_any_size_is_converting_with_the_same_columns(
+def test_joining_in_jobs_of_any_size_is_converting_with_the_same_columns_and_reads_a_table_once(
     tmp_path: Path, container: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardprep.formats.conversion.join.MAX_JOB_BYTES", 40)  # two records at a time
@@ -133,9 +130,11 @@ def test_joining_in_jobs_of_any_size_is_converting_with_the_same_columns(
     (plain,) = convert(tmp_path / "plain", tmp_path / "b", plan_options=options, workers=0)
 
     assert plain.manifest.columns is None
-    join(plain.path, {"age": table, "score": table}, workers=0)
+    with patch.object(TableForm, "rows", autospec=True, side_effect=TableForm.rows) as read:
+        join(plain.path, {"age": table, "score": table}, workers=0)
     done = join(plain.path, {"caption": table}, workers=0)
 
+    assert read.call_count == 1
     for name in ("content_root", "records_root", "schema"):
         assert getattr(done.manifest, name) == getattr(whole.manifest, name)
     captions = {record.key: record["caption"] for record in open_dataset(plain.path)}
