@@ -217,4 +217,5 @@ def is_within(part: Any, whole: Any) -> bool:
     """Whether two values are equal, except for members that the first, by an earlier release, lacks."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return part.keys() <= whole.keys() and all(is_within(part[name], whole[name]) for name in part)
-    return canonical_json(part) == canonical_json(whole)
+    is_same = part is whole and type(part) in (str, int)  # as nearly all: a log has many lines
+    return is_same or canonical_json(part) == canonical_json(whole)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
-from shardprep.loaders.order.parts import NO_RECORDS, Ranges, Records
+from shardprep.loaders.order.parts import NO_RECORDS, SCANNED_PLACES, PartOrder, Ranges, Records
 from shardprep.loaders.transforms.contract import CHANNELS_FIRST, IMAGE, Transform, TransformInput
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.geometry import ShownPart
@@ -79,15 +79,30 @@ class RunOrder(NamedTuple):
     ) -> list[Sighting]:
         """Return the deliveries of records to any rank in these steps, counted from the place ``start``.
 
-        Bad records count as delivered. Takes 0.1 s per rank and million records.
+        Bad records count as delivered. Takes 0.1 s per million records.
         """
-        numbers, deliveries = np.array([*wanted], np.int64), []
-        for rank in range(self.plan.world_size):
-            own = self._replace(plan=replace(self.plan, rank=rank))
-            for step, records in islice(enumerate(own.steps(epoch, start)), steps.start, steps.stop):
-                present = records[np.isin(records, numbers)]
-                deliveries += [(step, rank, number) for number in present.tolist()]
+        plan, numbers, deliveries = self._plan_of(epoch), np.array([*wanted], np.int64), []
+        found = [self._places_of(numbers, plan, part, epoch) for part in plan.order(epoch).parts]
+        for rank in range(plan.world_size):
+            split = replace(plan, rank=rank).split(subtract_passed(plan.passed, start))
+            for number, part in split.parts.items():
+                places, records = found[number]
+                own = zip(part.steps_of(places).tolist(), records.tolist(), strict=True)
+                deliveries += [(step, rank, n) for step, n in own if step in steps and step < len(split)]
         return [Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(deliveries)]
+
+    def _places_of(
+        self, numbers: Records, plan: EpochPlan, order: PartOrder, epoch: int
+    ) -> tuple[Records, Records]:
+        """Return the places of these records in a part of the epoch's order, and the records there."""
+        places, records = [NO_RECORDS], [NO_RECORDS]
+        for begin in range(0, len(order), SCANNED_PLACES):
+            stored = order[begin : begin + SCANNED_PLACES]
+            delivered = self.numbers_at(stored, epoch)
+            at = np.flatnonzero(np.isin(delivered, numbers))
+            at = at[np.isin(stored[at], plan.drop_omitted(stored[at], epoch))]
+            places, records = [*places, begin + at], [*records, delivered[at]]
+        return np.concatenate(places), np.concatenate(records)
 
     def _plan_of(self, epoch: int) -> EpochPlan:
         return replace(self.plan, passed=self.passed.get(epoch, ()))
