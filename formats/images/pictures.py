@@ -40,7 +40,7 @@ def figure(image: bytes, *, caption: str, limits: tuple[int, int, int] = WHOLE) 
         return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
     source = f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
     style = f"max-width: 100%; max-height: {most_height}px; image-orientation: none"
-    return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
+    return f'<figure><img alt="" style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
 
 
 def _shrink(image: bytes, most_side: int) -> bytes:

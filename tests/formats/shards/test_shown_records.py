@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import Record, UsageError, inspect, open_dataset, write_dataset
+from shardprep.formats import Record, UsageError, inspect, open_dataset, report, write_dataset
 from shardprep.formats.images.pictures import Gallery, ShownImage
 from shardprep.formats.reports.pages import format_name, page
 from support.column_datasets import EVERY_KIND, write_columns
@@ -58,7 +58,7 @@ def test_hostile_captions_stay_bounded_text_and_large_images_are_made_small() ->
     assert len(text.splitlines()) == 4
     assert all(line.isprintable() and len(line) < 1100 for line in text.splitlines())
     assert page.count("does not decode") == 1
-    assert len(pictures(page)) == 1
+    assert len(pictures(page)) == page.count("<img alt=") == 1
 
 
 @pytest.mark.parametrize("image", [b"", b"no picture", b"GIF89a"])
@@ -81,10 +81,12 @@ def test_inspect_prints_columns_and_their_json(tmp_path: Path) -> None:
     assert found["columns"][6]["per_class"] == [4, 4]
 
 
-def test_records_without_a_label_are_no_class(tmp_path: Path) -> None:
+def test_records_without_a_label_are_no_class_and_one_without_an_image_is_no_image(tmp_path: Path) -> None:
     write_dataset([{"x": n, "label": -1 if n < 5 else n % 2} for n in range(9)], tmp_path / "out")
 
     assert inspect(tmp_path / "out").per_class == (2, 2)
+    write_dataset([{"x": 1, "label": 0}], tmp_path / "one")
+    assert not re.search("1 records|Images|have images|0 B", report(tmp_path / "one").to_html())
 
 
 HOSTILE = [

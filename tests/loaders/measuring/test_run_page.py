@@ -93,7 +93,7 @@ def test_a_loaders_chart_marks_the_stage_that_limits_by_a_word() -> None:
         page = data.stats()._repr_html_()
         assert RunValues.of(json.loads(json.dumps(data.stats().to_dict()))).stages
 
-    (limit,) = re.findall(r"<tr>(?:(?!</tr>).)*<b [^>]*>limits</b>(?:(?!</tr>).)*</tr>", page)
+    (limit,) = re.findall(r"<tr><th (?:(?!</tr>).)*<b>limits</b>(?:(?!</tr>).)*</tr>", page)
     assert ">fake<" in limit
     assert "fake limits, at" in page
     assert "<script" not in page
