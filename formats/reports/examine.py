@@ -201,7 +201,7 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
 
 
 def _round_edge(edge: float) -> float:
-    return round(edge, 3 if edge >= 0.1 else 6)  # an aspect of 1:65535 is not 0
+    return edge if edge.is_integer() else float(f"{edge:.6g}")
 
 
 def index_statistics(index: Rows, classes: int, seed: int) -> Json:

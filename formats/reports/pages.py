@@ -74,7 +74,7 @@ def escape_value(value: object) -> object:
 
 
 WIDTH, HEIGHT = 360, 190  # of the view box, which the page scales
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 80, 12, 10, 38
 MAX_TABLE_ROWS = 100
 Show = Callable[[float], str]
 
@@ -92,7 +92,7 @@ def histogram(
 
     ``axis`` names the edges, ``counted`` the things counted; ``show`` formats an edge.
     """
-    most = max([*counts, 1])
+    most, show = max([*counts, 1]), _telling_apart(edges, show)
     step = (WIDTH - LEFT - RIGHT) / max(len(counts), 1)
     drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
     ticks = _choose_ticks([(LEFT + at * step, edge, show(edge)) for at, edge in enumerate(edges)])
@@ -100,13 +100,21 @@ def histogram(
         (f"{show(low)} to {show(high)}" if low < high else show(low), f"{count:,}")
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
-    text = f"{sum(counts):,} {counted} from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
-    if edges[0] == edges[-1]:
-        text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
+    text = f"{counted.capitalize()}: {sum(counts):,}, "
+    if edges[0] < edges[-1]:
+        text += f"from {show(edges[0])} to {show(edges[-1])}; at most {most:,} in a bar."
+    else:
+        text += f"all with {show(edges[0])}."
         middle, width = LEFT + step / 2, step / 16
         drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
-    up = [(part, format_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))]
+    up = [(count / most, format_short(count)) for count in sorted({0, most // 2, most})]
     return _figure(title, text, drawn, ticks, up, (axis, counted), rows)
+
+
+def _telling_apart(values: Sequence[float], show: Show) -> Show:
+    """Return ``show``, or a more exact format if its texts of different values are equal."""
+    different = set(values)
+    return show if len(set(map(show, different))) == len(different) else "{:,.10g}".format
 
 
 def _choose_ticks(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
@@ -131,12 +139,13 @@ def scatter(
     """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
     across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
     dots = "".join(f"M{left_of(across.share(a)):.0f} {height_of(up.share(b)):.0f}h0" for a, b in points)
-    ticks = [(left_of(across.share(t)), format_short(t)) for t in across.ticks()]
+    show_x, show_y = _telling_apart(across.ticks(), format_short), _telling_apart(up.ticks(), show_y)
+    ticks = [(left_of(across.share(t)), show_x(t)) for t in across.ticks()]
     marks = [(up.share(t), show_y(t)) for t in up.ticks()]
     drawn = [Markup('<path class="dots" d="{}"/>').format(dots)]
-    text = f"{len(points):,} images; {x} from {format_number(across.low)} to {format_number(across.high)}, "
-    text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic, with outliers at their ends."
-    rows = [(format_number(a), show_y(b)) for a, b in points[:MAX_TABLE_ROWS]]
+    text = f"Images: {len(points):,}, {x} from {format_number(across.low)} to {format_number(across.high)}, "
+    text += f"{y} from {format_number(up.low)} to {format_number(up.high)}; both axes are logarithmic, with outliers at their ends."
+    rows = [(format_number(a), format_number(b)) for a, b in points[:MAX_TABLE_ROWS]]
     return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
@@ -182,7 +191,7 @@ def _figure(
     """Return a figure: ``drawn`` shapes above an axis, a text alternative, and a table of ``rows``.
 
     ``across`` are tick labels below, at x coordinates; ``up`` are those on the left, at shares of the height.
-    ``names`` head the table's columns; the first one also names the axis.
+    ``names`` head the table's columns, and name the axes.
     """
     base = HEIGHT - BOTTOM
     ticks: list[tuple[str, float, float, str]] = [
@@ -191,7 +200,7 @@ def _figure(
     ticks += [("end", LEFT - 5, height_of(share) + 4, label) for share, label in up]
     places = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "base": base}
     values = {"title": title, "text": text, "drawn": drawn, "ticks": ticks, "names": names}
-    return Markup(render("figure", **places, **values, rows=rows[:MAX_TABLE_ROWS]))  # noqa: S704 - it escapes
+    return Markup(render("figure", top=TOP, **places, **values, rows=rows[:MAX_TABLE_ROWS]))  # noqa: S704 - it escapes
 
 
 def left_of(share: float) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.examine import histogram, observation
 from shardprep.formats.reports.gate import _check, read_limits
+from shardprep.formats.reports.pages import height_of, histogram as chart
+from shardprep.formats.runtime.progress import format_size
 from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
@@ -53,9 +56,7 @@ def keys(found: Examination, kind: str) -> set[str]:
     return {one["key"] for one in observed(found, kind)["records"]}
 
 
-def test_duplicates_and_suspects_are_found_with_full_precision_and_recall(
-    built: Built, found: Examination
-) -> None:
+def test_all_duplicates_and_suspects_and_nothing_else_are_found(built: Built, found: Examination) -> None:
     made = built[2]
 
     assert pairs(found, "suspects") == made.mislabelled
@@ -86,6 +87,7 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
         assert saved["root"] == opened.root
     leaked = {"bee/00.jpg", *(f"ant/{n:02}.jpg" for n in (*range(32), *range(40, 70)))}
     assert len(leaks["all_pairs"]) == leaks["count"] > len(leaks["pairs"])
+    assert '<p class="soft"><code>prep report --save-findings' in found.to_html()
     assert {keys[n] for n in left_out["leaks"]} == {keys[n] for n, *_ in leaks["all_pairs"]} == leaked
     suspects = {"ant/00.jpg", "ant/39.jpg", "ant/40.jpg", "bee/00.jpg", "bee/39.jpg"}
     assert {keys[n] for n in left_out["suspects"]} == suspects
@@ -98,9 +100,8 @@ def test_images_of_another_split_are_leaks_whatever_their_bytes(built: Built, fo
     leaks = observed(found, "leaks")["pairs"]
 
     assert {pair["records"][0]["key"] for pair in leaks} == built[3]
-    assert {pair["records"][1]["key"] for pair in leaks} == {
-        f"{('ant', 'bee', 'cat')[(n + 10) % 3]}/v{n}.jpg" for n in range(4)
-    }
+    others = {f"{('ant', 'bee', 'cat')[(n + 10) % 3]}/v{n}.jpg" for n in range(4)}
+    assert {pair["records"][1]["key"] for pair in leaks} == others
     assert [pair["distance"] is None for pair in leaks].count(True) == 2
     against = found.to_json()["against"]
     assert (against["equal_images"], against["similar_images"]) == (2, 2)
@@ -113,9 +114,8 @@ def test_what_is_odd_is_named(built: Built, found: Examination) -> None:
     for kind in ("damaged", "CMYK", "EXIF orientation", "tiny"):
         assert keys(found, kind) == odd[kind]
     first = {name: records[0]["key"] for name, records in found.to_json()["extremes"].items()}
-    assert {first[name] for name in ("brightest", "darkest", "blurriest")} == set().union(
-        *(odd[name] for name in ("brightest", "darkest", "blurriest"))
-    )
+    planted = ("brightest", "darkest", "blurriest")
+    assert {first[name] for name in planted} == set().union(*(odd[name] for name in planted))
     flat = {one["key"] for one in found.to_json()["extremes"]["flattest"] if one["value"] == 0}
     assert odd["flattest"] | odd["brightest"] | odd["darkest"] <= flat
 
@@ -129,7 +129,8 @@ def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, foun
     assert Examination(parsed, found.pictures).to_html() == found.to_html()
 
 
-def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_sample_of_some_images_may_miss_one(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*map(str, gate(built[1], {"damaged": 0}, pixels="sample").checks)] == ["0, at most 0"]
     monkeypatch.setattr("shardprep.formats.reports.examine.MAX_DECODED", 5)
 
     sampled = report(built[0], workers=0)
@@ -140,12 +141,6 @@ def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.
     assert observed(sampled, "equal bytes")["is_partial"]
     assert str(gate(built[1], {"damaged": 0}, pixels="sample").checks[0]) == "at least 0, at most 0"
     assert report(built[0], workers=0, pixels="all").to_json()["looked_at"]["decoded"] == looked_at["images"]
-
-
-def test_a_sample_of_all_images_misses_none(built: Built) -> None:
-    (check,) = gate(built[1], {"damaged": 0}, pixels="sample").checks
-
-    assert str(check) == "0, at most 0"
 
 
 def test_a_class_that_is_not_there_is_named_with_those_close_to_it(built: Built) -> None:
@@ -208,9 +203,7 @@ def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: P
     assert "class9/cut.jpg" in found.to_html()
 
 
-def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_less(
-    built: Built, found: Examination
-) -> None:
+def test_each_planted_fault_is_named_and_exceeds_a_lower_limit(built: Built, found: Examination) -> None:
     train, val, made, leaks = built
     suspects = {key for pair in made.mislabelled for key in pair}
     planted = {
@@ -237,6 +230,14 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
 def test_a_logarithmic_histogram_may_have_zeros_and_small_fractions() -> None:
     assert sum(histogram(np.array([0] * 9 + [1, 999]), is_logarithmic=True)["counts"]) == 11
     assert histogram(np.array([1 / 4000, 1, 4000]), is_logarithmic=True)["edges"][0] == 1 / 4000
+
+
+def test_a_chart_labels_different_values_differently_each_at_its_place() -> None:
+    drawn = chart([1100, 1150.0004, 1199], [3, 1], title="Bytes", axis="bytes", show=format_size)
+
+    up = re.findall(r'<text class="tick end" x="75" y="(\d+)">(.+?)</text>', drawn)
+    assert up == [("156", "0"), (f"{height_of(1 / 3) + 4:.0f}", "1"), ("14", "3")]
+    assert re.findall("<td>(.*?)</td>", drawn)[::2] == ["1,100 to 1,150.0004", "1,150.0004 to 1,199"]
 
 
 def test_a_share_is_exact_as_it_is_written() -> None:
@@ -344,12 +345,9 @@ def hashes(draw: st.DrawFn) -> list[int]:
 
 
 @given(hashes(), st.integers(0, 6))
-def test_a_banded_search_equals_brute_force_and_names_each_pair_once(
-    values: list[int], distance: int
-) -> None:
-    found = [
-        tuple(pair) for part in near_pairs(np.array(values, np.uint64), distance) for pair in part.tolist()
-    ]
+def test_a_banded_search_names_the_pairs_of_brute_force_once(values: list[int], distance: int) -> None:
+    parts = near_pairs(np.array(values, np.uint64), distance)
+    found = [tuple(pair) for part in parts for pair in part.tolist()]
 
     assert len(found) == len(set(found))
     numbered = combinations(enumerate(values), 2)
