@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, encode_png
 from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.progress import count_of
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
@@ -326,7 +327,7 @@ class Replayed:
 
     def __repr__(self) -> str:
         bad = f", {len(self.skipped):,} skipped" if self.skipped else ""
-        return f"<Replayed step {self.step} of epoch {self.epoch}: {len(self):,} records{bad}>"
+        return f"<Replayed step {self.step} of epoch {self.epoch}: {count_of(len(self), 'record')}{bad}>"
 
 
 Picture = npt.NDArray[np.uint8]
@@ -459,7 +460,7 @@ class ContactSheet:
     def _title(self) -> str:
         replayed = self.replayed
         bad = f", {len(replayed.skipped)} skipped" if replayed.skipped else ""
-        return f"epoch {replayed.epoch}, step {replayed.step}: {len(replayed)} records{bad}"
+        return f"epoch {replayed.epoch}, step {replayed.step}: {count_of(len(replayed), 'record')}{bad}"
 
 
 def check_suffix(path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from shardprep.formats.errors import DataError
+from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.pages import bars, format_share, line_chart, page
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import parse_as
@@ -190,7 +190,7 @@ def course_charts(run: RunValues) -> list[Markup]:
 MAX_EVENTS = 600  # drawn, with about 100 bytes of the page each
 MAX_TRACKS = 17  # the consumer and 16 workers
 COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last one
-LEFT, WIDTH, ROW = 70, 570, 24  # of the view
+LEFT, WIDTH, ROW = 100, 540, 24  # of the view
 WAITING = "waiting"
 KINDS = ("stage", "consumer")
 
@@ -229,6 +229,7 @@ def timeline(trace: Any) -> Part:
             LEFT + (began - begin) / whole * WIDTH,
             tracks.index(track) * ROW,
             max(lasted / whole * WIDTH, 0.3),
+            f"{printable(name, 40)}, {lasted / 1e3:,.1f} ms",
         )
         for began, lasted, track, name in spans
         if track in tracks
