@@ -37,6 +37,7 @@ from shardprep.formats.runtime.files import (
     LockDescriptor,
     Owner,
     disk_room,
+    errors_as_no_space,
     filesystem_type,
     name_in_os_errors,
     publish_bytes,
@@ -172,22 +173,26 @@ class CacheFolder:
 
     @contextmanager
     def critical_section(self) -> Iterator[None]:
-        """Hold the cache's lock, against all processes and threads. Not reentrant."""
+        """Hold the cache's lock, against all processes and threads. Not reentrant.
+
+        Raises OperationError if the folder, or a part of it, was deleted; NoSpace for a full disk.
+        """
         path = self.path / CACHE_LOCK_NAME
         try:
-            lock = LockDescriptor(os.open(path, PART_FLAGS, 0o666))
-        except PermissionError as error:
-            advice = "choose another cache, or share it: a group for all users, chmod g+ws, and umask 002"
-            raise OperationError(f"is not writable for this user; {advice}", path=path) from error
+            try:
+                lock = LockDescriptor(os.open(path, PART_FLAGS, 0o666))
+            except PermissionError as error:
+                advice = "choose another cache, or share it: a group for all users, chmod g+ws, and umask 002"
+                raise OperationError(f"is not writable for this user; {advice}", path=path) from error
+            with closing(lock), errors_as_no_space(self.path):
+                patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
+                while not lock.lock(wait=False):
+                    patience.wait(path)
+                for folder in (self.files, self.parts, self.readers, self.datasets):
+                    _refuse_link(folder)
+                yield
         except FileNotFoundError as error:
             raise OperationError("was deleted while it was in use; start again", path=self.path) from error
-        with closing(lock):
-            patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
-            while not lock.lock(wait=False):
-                patience.wait(path)
-            for folder in (self.files, self.parts, self.readers, self.datasets):
-                _refuse_link(folder)
-            yield
 
     def path_of(self, entry: FileEntry) -> Path:
         """Return the path of a whole file."""

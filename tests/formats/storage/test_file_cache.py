@@ -230,6 +230,9 @@ def test_closing_a_deleted_cache_ends_all_of_it(proxy: Proxy, tmp_path: Path, sh
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(OperationError, match="was deleted while it was in use"):
             cache.announce(shards)
+        (tmp_path / "cache").mkdir()
+        with pytest.raises(OperationError, match="was deleted while it was in use"):
+            cache.hold(shards[2:3])
         cache.close()
         with pytest.raises(UsageError, match="closed"):
             work.result(60)
