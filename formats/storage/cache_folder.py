@@ -21,7 +21,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -66,14 +65,12 @@ def identity_of(name: str) -> int:
     return int(name[:16], 16)
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFile:
-    """A whole file in a cache: its SHA-256 as ``name``, its size in bytes, and its last use."""
+class CachedFile(NamedTuple):
+    """A whole file in a cache: its SHA-256 as ``name``, and its size in bytes."""
 
     name: str
-    path: str  # thousands are listed for each download, and a Path takes half of that time
+    path: str  # thousands are listed, and a Path takes half of that time
     size: int
-    used_ns: int
 
 
 def eviction_order(
@@ -84,10 +81,13 @@ def eviction_order(
     ``distances`` are the numbers of uses before each file is used again, by :func:`identity_of`. Files
     without one come first, least recently used first; then the others, largest distance first.
     """
-    keys = (
-        (-distances.get(identity_of(file.name), math.inf), file.used_ns, file.name, file) for file in files
-    )
-    return [file for distance, *_, file in sorted(keys) if -distance > beyond]
+    keys = []
+    for file in files:
+        distance = distances.get(identity_of(file.name), math.inf)
+        if distance > beyond:
+            used_ns = os.lstat(file.path).st_mtime_ns if distance == math.inf else 0
+            keys.append((-distance, used_ns, file))
+    return [file for *_, file in sorted(keys)]
 
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
@@ -140,6 +140,7 @@ class Patience:
 
 
 FOLDERS = ("files", "parts", "readers", "datasets")
+SECOND_NS, TICK_NS = 10**9, 10**8
 
 _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _READER = re.compile(r"[0-9]+-[0-9a-f]{16}(\.tmp)?", re.ASCII)
@@ -155,6 +156,7 @@ class CacheFolder:
         self.path = path
         self._patience_s = patience_s
         self.files, self.parts, self.readers, self.datasets = (path / name for name in FOLDERS)
+        self._listed = dict[str, tuple[int, list[CachedFile]]]()
 
     def make(self) -> None:
         """Make the folder unless it exists. Raises UsageError for a folder that is not a cache; OSError."""
@@ -198,6 +200,11 @@ class CacheFolder:
         """Return the path of a whole file."""
         name = hex_of(entry)
         return self.files / name[:2] / name
+
+    def _size_of(self, entry: FileEntry) -> int | None:
+        with suppress(FileNotFoundError):
+            return self.path_of(entry).lstat().st_size
+        return None
 
     def part_of(self, entry: FileEntry) -> Path:
         """Return the path of a file while it is downloaded."""
@@ -267,9 +274,21 @@ class CacheFolder:
         return None
 
     def cached_files(self) -> list[CachedFile]:
-        """Return the whole files. The caller holds the lock."""
-        folders = [each for each in [*os.scandir(self.files)] if each.is_dir(follow_symlinks=False)]
-        return [file for folder in folders for file in _files_in(folder)]
+        """Return the whole files. The caller holds the lock.
+
+        A folder is listed again if it has changed since, or so shortly before that its time would not show
+        another change; on a disk with times in seconds, always.
+        """
+        before, self._listed = self._listed, {}
+        for folder in [*os.scandir(self.files)]:
+            if folder.is_dir(follow_symlinks=False):
+                changed_ns = folder.stat(follow_symlinks=False).st_mtime_ns
+                known_ns, files = before.get(folder.name, (-1, []))
+                if changed_ns != known_ns:
+                    is_settled = changed_ns % SECOND_NS and time.time_ns() - changed_ns > TICK_NS
+                    files, known_ns = [*_files_in(folder)], changed_ns if is_settled else -1
+                self._listed[folder.name] = known_ns, files
+        return [file for _, files in self._listed.values() for file in files]
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
@@ -296,7 +315,6 @@ class CacheFolder:
             readers, (size, free) = living_readers(self.readers), disk_room(self.path)
             limit = min([limit, size, *(reader.limit for reader in readers)])
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
-            there = {file.name: file.size for file in files}
             arrivals = Arrivals([], [])
 
             def evict_for(lacking: int) -> int:
@@ -310,7 +328,7 @@ class CacheFolder:
             try:
                 for entry in entries:
                     with suppress(FileExistsError):
-                        if there.get(hex_of(entry)) != entry.size:
+                        if self._size_of(entry) != entry.size:
                             arrivals.own.append(ArrivingFile(self, entry))
                             failed.callback(arrivals.own[-1].give_up)
                             continue
@@ -417,8 +435,7 @@ def _refuse_link(folder: Path) -> None:
 def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
     for each in [*os.scandir(folder)]:  # which closes the folder, whatever is raised below
         if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
-            status = each.stat(follow_symlinks=False)
-            yield CachedFile(each.name, each.path, status.st_size, status.st_mtime_ns)
+            yield CachedFile(each.name, each.path, each.stat(follow_symlinks=False).st_size)
 
 
 def _locked_files(paths: Iterable[Path]) -> Iterator[LockDescriptor]:

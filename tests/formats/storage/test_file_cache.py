@@ -30,6 +30,7 @@ from shardprep.formats.storage.transfer import find_datasets
 from support.datasets import flip, open_files
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import as_endpoint
+from support.sampling import torture_except
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("proxy")
@@ -73,21 +74,12 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
         assert loop.run(find_datasets(Location.parse(URL), SOON))[""].manifest.shards == shards
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("flip", RemoteDamaged),
-        ("403", RemoteDenied),
-        pytest.param("cut", AnswerBroken, marks=pytest.mark.torture),
-    ],
-)
+ERRORS = [("flip", RemoteDamaged), ("403", RemoteDenied), ("cut", AnswerBroken)]
+
+
+@pytest.mark.parametrize(("fault", "error"), torture_except(ERRORS, *ERRORS[:2]))
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file_until_it_is_right_or_the_settings_are(
-    proxy: Proxy,
-    tmp_path: Path,
-    shards: Shards,
-    fault: str,
-    error: type[Exception],
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, tmp_path: Path, shards: Shards, fault: str, error: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = shards[1]
     proxy.fault = lambda path, count: fault if path.endswith(bad.name) else None
@@ -179,6 +171,17 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(tmp_path: Path, s
         cache.hold(shards[:1]).release()
 
     assert [path.exists() for path in (*left, *own)] == [False] * 2 + [True] * 4
+
+
+def test_a_cache_lists_only_folders_that_have_changed_but_those_at_once(tmp_path: Path) -> None:
+    (cache := CacheFolder(tmp_path / "cache")).make()
+    (file := cache.files / "00" / f"{0:064}").parent.mkdir()
+    for number in range(200):
+        file.unlink() if number % 2 else file.touch()
+        assert len(cache.cached_files()) == 1 - number % 2
+    os.utime(file.parent, ns=(1, 1))
+    with patch.object(cache_folder, "_files_in", side_effect=[()]):  # once
+        assert [*cache.cached_files(), *cache.cached_files()] == []
 
 
 def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_damaged_one(
