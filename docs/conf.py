@@ -1,6 +1,7 @@
 """The documents and the API as HTML: ``python -m sphinx -W -b html docs build/docs``."""
 
 from importlib.metadata import version as version_of
+from typing import Any
 
 from shardprep.formats.runtime.files import Owner
 
@@ -13,6 +14,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sp
 html_theme = "furo"
 html_title = f"shardprep {release}"
 html_copy_source = False
+html_show_copyright = False  # the licence is in the repository
 
 myst_heading_anchors = 4  # headings are link targets, as on a forge
 
@@ -37,3 +39,13 @@ python_maximum_signature_line_length = 100
 autosummary_generate = False  # nothing is written into the sources
 
 del Owner.__new__  # autodoc would show its (*args, **kwargs) in place of the arguments of Loader and others
+
+
+def setup(app: Any) -> None:
+    """Show the first line of a property as it is; napoleon takes what is before a colon for its type."""
+
+    def begin_below(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+        if what in ("property", "attribute", "data"):
+            lines[:0] = ("..", "")  # a comment
+
+    app.connect("autodoc-process-docstring", begin_below, priority=0)
