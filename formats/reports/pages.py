@@ -272,6 +272,7 @@ def line_chart(
 
 FILTERS: dict[str, Callable[..., object]] = {
     "name": format_name,
+    "with_words": lambda one: f"{one['name']} ({one['words']})" if one["words"] else one["name"],
     "printable": printable,
     "size": format_size,
     "number": format_number,

@@ -127,6 +127,8 @@ def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, foun
     assert alone.to_html() == found.to_html()
     parsed = json.loads(json.dumps(found.to_json()))  # which has all that the page shows
     assert Examination(parsed, found.pictures).to_html() == found.to_html()
+    parsed["classes"][0]["words"] = "emmet"
+    assert "<bdi>ant (emmet)</bdi>" in Examination(parsed, found.pictures).to_html()
 
 
 def test_only_a_sample_of_some_images_may_miss_one(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +303,14 @@ def test_the_command_exits_with_one_and_says_which_records(built: Built, tmp_pat
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()  # noqa: S314 - made here
     assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
     assert {*(suite.find("testcase[@name='leaks']/failure").text or "").split()} == leaks  # type: ignore[union-attr]
-    assert typed.returncode == 0
-    assert json.loads(typed.stdout)["passed"] is True
+    assert (typed.returncode, json.loads(typed.stdout)["passed"]) == (0, True)
 
 
 def test_each_split_of_a_folder_is_checked(built: Built, tmp_path: Path) -> None:
     words = ("gate", built[0].parent, "--against", built[1], "--max", "tiny=0", "--max-damaged", "0.5")
     done = prep_here(*words, "--max-leaks", "99", "--junit", tmp_path / "g.xml")
 
-    assert done.returncode == 1
-    assert "1 of 2 passed" in done.stdout
+    assert (done.returncode, "1 of 2 passed" in done.stdout) == (1, True)
     assert len(list(tmp_path.glob("g-*.xml"))) == 2
 
 
