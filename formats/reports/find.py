@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +116,9 @@ def find(
         with ImageReading.start(workers, progress) as reading:
             codes = _load_codes(opened, reading, hashes) if near else np.empty(0, CODES)
             digests = reading.map("read", _original_digest, opened, _candidates(opened, pictures))
-        hashed = codes[codes["is_hashed"]]
+        hashed, by_digest = codes[codes["is_hashed"]], defaultdict[bytes, list[int]](list)
+        for record, digest in digests.items():
+            by_digest[digest].append(record)
         classes, matches = opened.classes, []
         for picture in pictures:
             distances: dict[int, int | None] = {}
@@ -125,7 +128,7 @@ def find(
                 )
                 alike = apart <= DISTANCE
                 distances = dict(zip(hashed["record"][alike].tolist(), apart[alike].tolist(), strict=True))
-            distances |= {record: None for record, digest in digests.items() if digest in picture.digests}
+            distances |= {record: None for digest in picture.digests for record in by_digest.get(digest, ())}
             for record in sorted(distances):
                 row = opened.index[record]
                 label = int(row["label"])
