@@ -94,6 +94,6 @@ class Gallery:
             figure(each.image, caption=printable(each.caption, MAX_IN_CAPTION), limits=THUMBNAIL)
             for each in self.images
         )
-        columns = "repeat(auto-fill, minmax(10em, 1fr))"
+        columns = "repeat(auto-fill, minmax(10em, 1fr)); overflow-wrap: anywhere"
         style = f"display: grid; grid-template-columns: {columns}; gap: 0.5em; align-items: end"
         return f'<div>{html.escape(printable(self.title))}</div><div style="{style}">{shown}</div>'
