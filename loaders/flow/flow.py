@@ -140,7 +140,7 @@ class Flow(Closable):
         self._next_position = FlowPosition()
         self._current = self._next_position, PassMeter()  # start of the current pass, and its counters
         self._pending: FlowPosition | None = None  # start of an iterator that has not begun
-        self._meter = FlowMeter(has_rows=node.makes_batches)
+        self._meter = FlowMeter(node)
 
     # Sources
 

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, ClassVar, Self
 
@@ -19,7 +20,7 @@ from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import check_seconds, count_of, format_number
 from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.batches.stack import row_count
-from shardprep.loaders.flow.node import NodeKey, PassMeter
+from shardprep.loaders.flow.node import Node, NodeKey, PassMeter, walk
 from shardprep.loaders.loader.stats import (
     HAND_OVER,
     OR_PREFETCH,
@@ -27,6 +28,7 @@ from shardprep.loaders.loader.stats import (
     Arrivals,
     GroupTimes,
     PipelineStats,
+    StageLoad,
     Supplier,
 )
 
@@ -47,10 +49,10 @@ class FlowStats(PipelineStats):
     ``elapsed`` is the seconds of all passes, each since its first item; ``drawing`` is the part that the
     consumer's thread spent in the flow, ``warming`` the seconds before first items. ``groups`` has the
     seconds of the stages, by the thread, threads or processes that run them. ``cpus`` is the number of CPUs
-    that this process may use.
+    that this process may use. ``steps`` are the names of the steps in the order of the data.
     """
 
-    CURRENT: ClassVar = frozenset({"cpus"})
+    CURRENT: ClassVar = frozenset({"cpus", "steps"})
     kind: ClassVar[str] = "flow"
     early_message: ClassVar[str] = "nothing is known before the second item of a pass; make batches smaller"
     hand_over_advice: ClassVar[str] = (
@@ -67,6 +69,7 @@ class FlowStats(PipelineStats):
     drawing: float = 0.0
     groups: dict[NodeKey, GroupTimes] = field(default_factory=dict)
     cpus: int = field(default_factory=usable_cpus)
+    steps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, meter: PassMeter, *, has_rows: bool) -> Self:
@@ -102,6 +105,19 @@ class FlowStats(PipelineStats):
         if group.name == "in_process()":
             return PROCESS_ADVICE
         return group.advice(slowest, rate, cpus=self.cpus, unit=self.unit)
+
+    @property
+    def loads(self) -> tuple[StageLoad, ...]:
+        """Each stage's service time, utilisation and waiting, in the order of the data.
+
+        The last stage is the consumer's own work. Empty before the second item.
+        """
+        known = {name: at for at, name in enumerate((*self.steps, HAND_OVER, STEP))}
+        placed, at = list[tuple[int, StageLoad]](), -1
+        for load in super().loads:
+            at = known.get(load.name, at)  # what is no step, such as transport, stays behind the one before
+            placed.append((at, load))
+        return tuple(load for _, load in sorted(placed, key=itemgetter(0)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the counts, ``groups``, ``loads`` and ``verdict``."""
@@ -140,9 +156,10 @@ class RunningPass(Iterator[Any]):
 class FlowMeter:
     """Sums the counters of all passes. One thread at a time begins passes; any thread may read."""
 
-    def __init__(self, *, has_rows: bool) -> None:
+    def __init__(self, node: Node) -> None:
+        total = FlowStats(node.makes_batches, steps=tuple(each.label for each in walk(node))[::-1])
         # the sum of finished passes, and the others; one tuple, so that a reader sees each pass once
-        self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
+        self._passes = total, list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
         total, passes = self._passes

@@ -71,7 +71,8 @@ def test_the_consumers_thread_is_shared_out_among_all_that_it_does() -> None:
     values = json.loads(json.dumps(stats.to_dict()))
     assert own[-1].name == STEP
     assert values["verdict"] == (stats.verdict and stats.verdict.to_dict())
-    assert [load["name"] for load in values["loads"]] == [load.name for load in stats.loads]
+    names = ["from_iterable(list)", *["map(abs)"] * 2, "batch(4)", "hand-over", STEP]  # as the data flows
+    assert [load["name"] for load in values["loads"]] == [load.name for load in stats.loads] == names
     assert {group["name"] for group in values["groups"]} == {"main", "map(abs)"}
     assert sum(load.utilisation for load in own) + own[0].starved == pytest.approx(1, abs=0.02)
 
@@ -90,9 +91,8 @@ def test_the_stages_of_worker_processes_are_named(batch: bool) -> None:
 
 
 @pytest.mark.parametrize(("starved", "own", "limit"), [(0.2, 0.6, "f"), (0.0, 0.3, "g"), (0.1, 0.1, STEP)])
-def test_a_stage_that_takes_over_a_tenth_of_the_time_limits_first_the_one_waited_for(
-    starved: float, own: float, limit: str
-) -> None:
+def test_a_stage_of_over_a_tenth_of_the_time_limits(starved: float, own: float, limit: str) -> None:
+    """The one that the consumer waits for comes first."""
     main = GroupTimes("main", "main", 1, {"g": own}, starved)
     groups = {((), -1): main, ((), 1): GroupTimes("f", "thread", 1, {"f": 0.9})}
     stats = FlowStats(False, rows=10, timed=10, elapsed=1.0, drawing=starved + own, groups=groups)
