@@ -195,7 +195,7 @@ def _figure(
     """
     base = HEIGHT - BOTTOM
     ticks: list[tuple[str, float, float, str]] = [
-        ("end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), base + 14, label) for x, label in across
+        ("end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), base + 16, label) for x, label in across
     ]
     ticks += [("end", LEFT - 5, height_of(share) + 4, label) for share, label in up]
     places = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "base": base}
