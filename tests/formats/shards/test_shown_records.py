@@ -121,4 +121,4 @@ def test_a_page_allows_its_own_style_and_nothing_else() -> None:
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     assert "<title>&lt;b&gt;</title>" in made
-    assert "</style" not in style
+    assert ("</style" in style, style.isascii()) == (False, True)  # equal bytes in any encoding
