@@ -18,7 +18,7 @@ from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.pages import bars, format_share, line_chart, page
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import parse_as
-from shardprep.formats.runtime.progress import format_number, format_size
+from shardprep.formats.runtime.progress import count_of, format_number, format_size
 from shardprep.loaders.loader.stats import StageLoad
 
 MAX_PARTS = 1000  # of the time
@@ -107,7 +107,7 @@ def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tupl
         facts.append(("encoded images", f"{format_size(parse_number(bench['bytes_per_second']))}/s"))
     if "workers" in stats:
         cpus = parse_number(stats["cpus"])
-        facts.append(("workers", f"{parse_number(stats['workers']):.0f} on {cpus:.0f} CPUs"))
+        facts.append(("workers", f"{parse_number(stats['workers']):.0f} on {count_of(round(cpus), 'CPU')}"))
     if stats.get("restarts"):
         facts.append(("workers replaced", f"{parse_number(stats['restarts']):.0f}"))
     return facts
@@ -235,7 +235,7 @@ def timeline(trace: Any) -> Part:
         if track in tracks
     ]
     part = " from the middle of the trace" if len(spans) < len(events_by_time) else ""
-    text = f"{whole / 1e6:.2f} seconds{part}, {len(bars):,} spans of {len(tracks)} threads and processes."
+    text = f"{whole / 1e6:.2f} seconds{part}, {count_of(len(bars), 'span')} in {count_of(len(tracks), 'row')}, one for each thread or process."
     return {
         "text": text,
         "classes": classes,

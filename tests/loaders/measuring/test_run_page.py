@@ -94,6 +94,6 @@ def test_a_loaders_chart_marks_the_stage_that_limits_by_a_word() -> None:
         assert RunValues.of(json.loads(json.dumps(data.stats().to_dict()))).stages
 
     (limit,) = re.findall(r"<tr><th (?:(?!</tr>).)*<b>limits</b>(?:(?!</tr>).)*</tr>", page)
-    assert ">fake<" in limit
-    assert "fake limits, at" in page
+    assert (">fake<" in limit, "fake limits, at" in page) == (True, True)
+    assert "<td>2 on 1 CPU</td>" in run_page(stats(workers=2, cpus=1))
     assert "<script" not in page
