@@ -260,8 +260,8 @@ class PartFiles:
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
 
 
-# A quarter of the process's descriptors: 256 by default.
-MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
+# A quarter of the process's descriptors: 256 by default, and more in most containers.
+MAX_OPEN = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 CHECKED = 16  # open shards that are checked for deletion when another is opened: each takes a system call
 
 Result = TypeVar("Result")

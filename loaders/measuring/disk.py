@@ -35,7 +35,6 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.json_record import JsonRecord
 from shardprep.formats.runtime.progress import check_int, check_seconds
-from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
 
@@ -373,7 +372,7 @@ class Reading:
 MIB = 1 << 20
 SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
 MIN_SCRATCH, MAX_SCRATCH = 4 * MIB, 1 << 30
-MIN_SMALL, MAX_SMALL = 16, MAX_OPEN  # files
+MIN_SMALL, MAX_SMALL = 16, 256  # files
 MAX_SMALL_BYTES = 64 * MIB
 FIRST_WRITTEN, MAX_WRITTEN = 4 * MIB, 256 * MIB
 FREE_DIVISOR = 4  # the rest of the free space is for other programs
