@@ -202,7 +202,8 @@ def _allocate(layout: SlotLayout, slots: int) -> int:
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise _memory_error(layout, slots, str(error.strerror)) from error
+            why = "ulimit -f allows less" if error.errno == errno.EFBIG else str(error.strerror)
+            raise _memory_error(layout, slots, why) from error
         raise
     return fd
 

@@ -220,7 +220,6 @@ def test_a_download_that_is_given_up_while_another_process_opens_it_is_not_conti
         cache.hold(shards[:1]).release()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_closing_a_deleted_cache_ends_all_of_it(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
     threads = threading.active_count()
     cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))

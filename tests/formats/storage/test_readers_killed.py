@@ -58,6 +58,7 @@ from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
 
 path, disk = map(Path, sys.argv[1:])
 url, cache, others = path.as_uri(), disk / "cache", disk / "others"
+shards = read_manifest(path).shards
 
 def fill():
     with others.open("ab", buffering=0) as file, suppress(OSError):
@@ -65,14 +66,11 @@ def fill():
             pass
 """
 FILLED = """
-shards = read_manifest(path).shards
 with FileCache(cache, None, Location.parse(url), patience_s=0.5) as files:
     with files.hold(shards[:1]):
         fill()
         try:
             files.hold(shards[1:2])
-        except CacheTooSmall as error:
-            print("too small:", error)
         except NoSpace as error:
             print(error)
     others.unlink()
@@ -80,7 +78,6 @@ with FileCache(cache, None, Location.parse(url), patience_s=0.5) as files:
         print("held")
 """
 LEFT = """
-shards = read_manifest(path).shards
 with FileCache(cache, None, Location.parse(url)) as files:
     files.hold(shards[:1]).release()
     (cache / "parts" / f"{64 * '0'}.part").write_bytes(bytes(shards[1].size))
@@ -126,7 +123,7 @@ except CacheTooSmall as error:
 
 QUOTA = """
 with FileCache(cache, None, Location.parse(url)) as files:
-    for shard in read_manifest(path).shards[:2]:
+    for shard in shards[:2]:
         with files.hold([shard]):
             print([file.size == shard.size for file in files.folder.cached_files()])
 """

@@ -101,7 +101,7 @@ def test_holding_more_than_the_ring_allows_gives_one_warning() -> None:
 
 def test_memory_that_the_system_refuses_is_an_error_that_says_what_to_lower() -> None:
     large = SlotLayout(4, (ArraySpec("a", (1 << 20,), "uint8"),))
-    with files_of_at_most(1 << 16), pytest.raises(OperationError, match="batch_size"):
+    with files_of_at_most(1 << 16), pytest.raises(OperationError, match=r"ulimit -f.*batch_size"):
         SlotRing(large, 4)
 
 
