@@ -69,7 +69,7 @@ def wrap_source(source: Loader | Flow, identity: str | None) -> ServedSource:
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, Loader):  # the receipts count its records
         state = source.state_dict()
-        if state["world_size"] != 1 or "passed" in state:
+        if state["world_size"] != 1 or state["passed"]:
             raise UsageError("a Loader is served as a whole: give it rank=0 and world_size=1, and no skip()")
         own = source.identity if identity is None else {"identity": identity}
         facts = own | {"dataset": state["dataset"]}

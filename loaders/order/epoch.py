@@ -531,7 +531,10 @@ class Epoch:
         return self._receipt.leave_out(self._left_out, omitted=self._omitted)
 
     def state(self) -> dict[str, Any]:
-        """Return the epoch's place and receipt as JSON values for :func:`resume_epoch`."""
+        """Return the epoch's place and receipt as JSON values for :func:`resume_epoch`.
+
+        A new loader's state has all names, because PyTorch's DCP restores only those that it finds there.
+        """
         return {
             "version": SKIPPING_STATE_VERSION if self.plan.passed else STATE_VERSION,
             **self.plan.identity(),
@@ -542,9 +545,10 @@ class Epoch:
             "world_size": self.plan.world_size,
             "receipt": self._receipt.to_json(),
             "batch_size": self.plan.batch_size,
-            **({"origin": self.origin} if self.origin else {}),
-            **({"since": self.since} if self.since else {}),
-        } | ({"passed": list(map(list, self.plan.passed))} if self.plan.passed else {})
+            "origin": self.origin,
+            "since": self.since,
+            "passed": list(map(list, self.plan.passed)),
+        }
 
 
 def resume_epoch(plan: EpochPlan, state: object) -> Epoch:

@@ -128,7 +128,7 @@ def kept(value: dict[str, Any], root: str) -> dict[str, Any]:
 
     Since 0.4 a state has the batch size, and says from which place it, and the receipt, have been the same.
     """
-    newer = ("card", "transform", "batch_size", "origin", "since")
+    newer = ("card", "transform", "batch_size", "origin", "since", "passed")
     text = json.dumps({name: part for name, part in value.items() if name not in newer})
     found: dict[str, Any] = json.loads(text.replace(root, "root"))
     return found
