@@ -39,6 +39,7 @@ URL = "s3://bucket/shards/train"
 Shards = tuple[FileEntry, ...]
 PATIENT = RetryPolicy(retries=5, timeout_s=30.0)
 SOON = RetryPolicy(retries=5, timeout_s=0.5)
+ERRORS = [("flip", RemoteDamaged), ("403", RemoteDenied), ("cut", AnswerBroken)]
 
 
 @pytest.fixture
@@ -72,9 +73,6 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
         assert files_in(tmp_path / "cache") == names(shards[:1])
     with LoopThread(1) as loop:
         assert loop.run(find_datasets(Location.parse(URL), SOON))[""].manifest.shards == shards
-
-
-ERRORS = [("flip", RemoteDamaged), ("403", RemoteDenied), ("cut", AnswerBroken)]
 
 
 @pytest.mark.parametrize(("fault", "error"), torture_except(ERRORS, *ERRORS[:2]))
