@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import platform
 import re
 import shutil
 import struct
@@ -364,10 +365,11 @@ def transcode(image: bytes, *, interval: int) -> bytes:
 
 def encoder_version() -> str:
     """Return the version of the encoder of shrunk images, such as "OpenCV 5.0.0.93"."""
+    machine = "" if platform.machine() == "x86_64" else f" for {platform.machine()}"  # it shrinks differently
     for name in ("opencv-python-headless", "opencv-python"):
         with suppress(PackageNotFoundError):
-            return f"OpenCV {version(name)}"
-    return f"OpenCV {cv2.__version__}"
+            return f"OpenCV {version(name)}{machine}"
+    return f"OpenCV {cv2.__version__}{machine}"
 
 
 def make_crop_ready(image: bytes, info: ImageInfo) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -89,6 +90,7 @@ def encode_png(pixels: npt.NDArray[Any]) -> bytes:
 
 CANARIES = Path(__file__).resolve().parent.parent / "data" / "canaries"
 PIXELS = CANARIES / "pixels.tsv"  # name, reduction and digest of the pixels
+RESIZED = "resized "  # before the name of a canary; OpenCV's wheels for ARM resize with KleidiCV and Carotene
 
 
 class DecoderDiffers(UserWarning):
@@ -99,9 +101,11 @@ def canary_row(name: str, reduction: int) -> tuple[str, str, str]:
     """Return name, reduction and a digest (16 hexadecimal digits) of a canary's pixels on this machine."""
     flags = cv2.IMREAD_COLOR | REDUCED[reduction] | cv2.IMREAD_IGNORE_ORIENTATION
     try:
-        pixels = decode((CANARIES / name).read_bytes(), flags)
+        pixels: npt.NDArray[Any] = decode((CANARIES / name.removeprefix(RESIZED)).read_bytes(), flags)
     except BadImage:  # the decoder was built without this format
         return name, str(reduction), "0" * 16
+    if name.startswith(RESIZED):
+        pixels = cv2.resize(pixels, (64, 44))
     digest = hashlib.sha256(b"%d %d " % pixels.shape[:2] + pixels.tobytes()).hexdigest()
     return name, str(reduction), digest[:16]
 
@@ -136,20 +140,20 @@ def _digest(rows: Iterable[Iterable[str]]) -> str:
 @cache
 def warn_of_decoder() -> None:
     """Warn with DecoderDiffers, once per process, if this machine's decoder differs from the reference."""
-    if differing := check_decoder().differing:
+    if differing := [name for name in check_decoder().differing if not name.startswith(RESIZED)]:
         _warn(f"decodes some images ({', '.join(differing)}) to different pixels than the reference")
 
 
 def warn_of_other_decoder(digest: str) -> None:
     """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
     if digest != check_decoder().digest:
-        _warn("decodes the same images to different pixels than this run's previous decoder")
+        _warn("makes other pixels of the same images than this run's previous decoder")
 
 
 def _warn(what: str) -> None:
     warnings.warn(
-        f"OpenCV {cv2.__version__} of this machine {what}, and mixing decoders may cost a model accuracy: "
-        "install opencv-python-headless from the package index wherever the model is trained or evaluated",
+        f"OpenCV {cv2.__version__} for {platform.machine()} {what}, and mixing decoders may cost a model accuracy: "
+        "train and evaluate with opencv-python-headless of the package index, on processors of one architecture",
         DecoderDiffers,
         stacklevel=4,  # the caller of the loader
     )

@@ -129,7 +129,7 @@ def gate(
         limits: The largest number of records for each name in KINDS to check; a float below 1 is their
             largest share of the dataset's records.
         root: The required root; checked first, and nothing is read if it differs.
-        canaries: Whether this machine must decode images to the reference pixels, as most machines do.
+        canaries: Whether this machine must decode and resize images to the reference pixels, as x86-64 does.
         against: The folder of another dataset, whose images must not be in this one: required for the limit
             of "leaks", which is then 0 by default.
         pixels: The images to read: "all", "sample", or "none" if no limit needs them.

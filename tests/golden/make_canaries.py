@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from shardprep.formats.images.decode import CANARIES as FOLDER, PIXELS, canary_row
+from shardprep.formats.images.decode import CANARIES as FOLDER, PIXELS, RESIZED, canary_row
 
 # The photograph, the corner and the sides of each, its mode and how it is encoded.
 IMAGES: dict[str, tuple[str, tuple[int, int, int, int], str, dict[str, Any]]] = {
@@ -43,6 +43,7 @@ def main() -> None:
             (FOLDER / name).write_bytes(encoded(name))
     made = [(name, 1) for name in sorted(IMAGES)]
     made[1:1] = [("jpeg-420.jpg", reduction) for reduction in (2, 4, 8)]
+    made.append((f"{RESIZED}jpeg-420.jpg", 1))
     PIXELS.write_text("".join("\t".join(canary_row(*canary)) + "\n" for canary in made))
     print(PIXELS.read_text(), end="")
 
