@@ -68,7 +68,7 @@ class FlowStats(PipelineStats):
     warming: float = 0.0
     drawing: float = 0.0
     groups: dict[NodeKey, GroupTimes] = field(default_factory=dict)
-    cpus: int = field(default_factory=usable_cpus)
+    cpus: int = 0
     steps: tuple[str, ...] = ()
 
     @classmethod
@@ -157,9 +157,9 @@ class FlowMeter:
     """Sums the counters of all passes. One thread at a time begins passes; any thread may read."""
 
     def __init__(self, node: Node) -> None:
-        total = FlowStats(node.makes_batches, steps=tuple(each.label for each in walk(node))[::-1])
+        self._node = node
         # the sum of finished passes, and the others; one tuple, so that a reader sees each pass once
-        self._passes = total, list[tuple[weakref.ref[RunningPass], PassMeter]]()
+        self._passes = FlowStats(node.makes_batches), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
         total, passes = self._passes
@@ -171,7 +171,9 @@ class FlowMeter:
 
     def read(self) -> FlowStats:
         total, passes = self._passes
-        return self._sum(total, [meter for _, meter in passes])
+        steps = tuple(each.label for each in walk(self._node))[::-1]
+        own = self._sum(total, [meter for _, meter in passes])
+        return replace(own, cpus=usable_cpus(), steps=steps)
 
     def _sum(self, total: FlowStats, meters: list[PassMeter]) -> FlowStats:
         passes = (FlowStats.of(meter, has_rows=total.has_rows) for meter in meters)
