@@ -23,15 +23,8 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats import collect, write_dataset
-from shardprep.loaders import (
-    EvalTransform,
-    GlobalShuffle,
-    Loader,
-    LocalShuffle,
-    Receipt,
-    TrainTransform,
-    TransformInput,
-)
+from shardprep.loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, Receipt, TrainTransform
+from shardprep.loaders.transforms.contract import TransformInput
 
 RECORDS, CLASSES = 97, 5
 SMALL: dict[str, Any] = {"batch_size": 8, "drop_last": False}

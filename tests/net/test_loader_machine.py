@@ -31,15 +31,8 @@ from hypothesis.stateful import (
 from shardprep.formats import make_sample, open_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.storage import open as collections
-from shardprep.loaders import (
-    EvalTransform,
-    GlobalShuffle,
-    Loader,
-    LocalShuffle,
-    Receipt,
-    TrainTransform,
-    TransformInput,
-)
+from shardprep.loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, Receipt, TrainTransform
+from shardprep.loaders.transforms.contract import TransformInput
 from support.cut_datasets import collected
 from support.datasets import converted
 from support.loaded import exact, own

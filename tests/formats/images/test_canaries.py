@@ -19,8 +19,17 @@ from support.datasets import prep_here
 SMALL: dict[str, Any] = {"batch_size": 8, "workers": 0, "transform": TrainTransform(8)}
 
 
+@pytest.fixture(autouse=True)
+def forget_checks() -> Iterator[None]:
+    for end in (False, True):
+        canaries.check_decoder.cache_clear()
+        canaries.warn_of_decoder.cache_clear()
+        if not end:
+            yield
+
+
 @pytest.fixture
-def other_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def other_decoder(monkeypatch: pytest.MonkeyPatch, forget_checks: None) -> None:
     """TensorFlow's decoder with its fast inverse DCT, in the place of OpenCV's for JPEGs in colour."""
     tf = pytest.importorskip("tensorflow")
     own = canaries.decode
@@ -31,24 +40,15 @@ def other_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_FAST").numpy()[..., ::-1]
 
     monkeypatch.setattr(canaries, "decode", decoded)
-    _forget()
-    yield
-    _forget()
-
-
-def _forget() -> None:
     canaries.check_decoder.cache_clear()
-    canaries.warn_of_decoder.cache_clear()
 
 
 @pytest.fixture
-def other_resizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def other_resizing(monkeypatch: pytest.MonkeyPatch, forget_checks: None) -> None:
     """Another arithmetic of resizing, as OpenCV has it for ARM."""
     exact = partial(cv2.resize, interpolation=cv2.INTER_LINEAR_EXACT)
     monkeypatch.setattr(cv2, "resize", lambda pixels, size, **_: exact(pixels, size))
-    _forget()
-    yield
-    _forget()
+    canaries.check_decoder.cache_clear()
 
 
 @pytest.mark.usefixtures("other_decoder")

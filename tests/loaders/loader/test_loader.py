@@ -29,20 +29,13 @@ from shardprep.formats.errors import (
     WorkerDied,
 )
 from shardprep.formats.shards import columns as shard_cache
-from shardprep.loaders import (
-    GlobalShuffle,
-    Loader,
-    LocalShuffle,
-    SlotsHeld,
-    TrainTransform,
-    TransformInput,
-    decode_rgb,
-)
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, SlotsHeld, TrainTransform, TransformInput
 from shardprep.loaders.engine.dispatcher import POLL_INTERVAL_S
 from shardprep.loaders.loader.ahead import ReadAhead
 from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.measuring import tracing
 from shardprep.loaders.order.epoch import Epoch
+from shardprep.loaders.transforms.decode import decode_rgb
 from support.datasets import converted, flip, is_root, open_files
 from support.engine_workers import Once, kill, leave, sleep_for_ever
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
