@@ -365,7 +365,7 @@ def transcode(image: bytes, *, interval: int) -> bytes:
 
 def encoder_version() -> str:
     """Return the version of the encoder of shrunk images, such as "OpenCV 5.0.0.93"."""
-    machine = "" if platform.machine() == "x86_64" else f" for {platform.machine()}"  # it shrinks differently
+    machine = "" if platform.machine() == "x86_64" else f" for {platform.machine()}"  # ARM shrinks otherwise
     for name in ("opencv-python-headless", "opencv-python"):
         with suppress(PackageNotFoundError):
             return f"OpenCV {version(name)}{machine}"

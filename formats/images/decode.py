@@ -147,7 +147,7 @@ def warn_of_decoder() -> None:
 def warn_of_other_decoder(digest: str) -> None:
     """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
     if digest != check_decoder().digest:
-        _warn("makes other pixels of the same images than this run's previous decoder")
+        _warn("produces different pixels from the same images than this run's previous decoder")
 
 
 def _warn(what: str) -> None:
