@@ -41,9 +41,8 @@ def main() -> None:
     for name in IMAGES:
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(encoded(name))
-    made = [(name, 1) for name in sorted(IMAGES)]
+    made = [(name, 1) for name in (*sorted(IMAGES), f"{RESIZED}jpeg-420.jpg")]
     made[1:1] = [("jpeg-420.jpg", reduction) for reduction in (2, 4, 8)]
-    made.append((f"{RESIZED}jpeg-420.jpg", 1))
     PIXELS.write_text("".join("\t".join(canary_row(*canary)) + "\n" for canary in made))
     print(PIXELS.read_text(), end="")
 

@@ -21,11 +21,9 @@ SMALL: dict[str, Any] = {"batch_size": 8, "workers": 0, "transform": TrainTransf
 
 @pytest.fixture(autouse=True)
 def forget_checks() -> Iterator[None]:
-    for end in (False, True):
-        canaries.check_decoder.cache_clear()
-        canaries.warn_of_decoder.cache_clear()
-        if not end:
-            yield
+    yield
+    canaries.check_decoder.cache_clear()
+    canaries.warn_of_decoder.cache_clear()
 
 
 @pytest.fixture
@@ -41,6 +39,7 @@ def other_decoder(monkeypatch: pytest.MonkeyPatch, forget_checks: None) -> None:
 
     monkeypatch.setattr(canaries, "decode", decoded)
     canaries.check_decoder.cache_clear()
+    canaries.warn_of_decoder.cache_clear()
 
 
 @pytest.fixture
@@ -49,6 +48,7 @@ def other_resizing(monkeypatch: pytest.MonkeyPatch, forget_checks: None) -> None
     exact = partial(cv2.resize, interpolation=cv2.INTER_LINEAR_EXACT)
     monkeypatch.setattr(cv2, "resize", lambda pixels, size, **_: exact(pixels, size))
     canaries.check_decoder.cache_clear()
+    canaries.warn_of_decoder.cache_clear()
 
 
 @pytest.mark.usefixtures("other_decoder")
