@@ -165,7 +165,7 @@ def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str,
 @click.argument("dataset", type=options.FOLDER)
 @click.option("--against", type=options.FOLDER, help="A dataset whose images must not be in this one.")
 @options.value("--root", "SHA256", "The root that the dataset must have.")
-@options.flag("--canaries", "Fail if this machine decodes images to different pixels.")
+@options.flag("--canaries", "Fail if this machine decodes or resizes images to different pixels.")
 @limit_options
 @options.value(
     "--max",
