@@ -290,7 +290,7 @@ def _bench_lines(dataset: Path | str, result: LoaderBench, *, explain: bool) -> 
         yield f"  {'fewest classes in a batch':32}{quality.fewest:>12,}"
         yield f"  {'standard deviations apart':32}{quality.distance:>12,.1f}{0:>15.1f}"
         yield f"  {'places moved, mean':32}{moved.mean:>12,.0f}{quality.records / 3:>15,.0f}"
-        yield f"  {'places moved, 5 % and 95 %':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
+        yield f"  {'places moved, 5% and 95%':32}{f'{moved.p5:,.0f} {moved.p95:,.0f}':>27}"
         if apart := quality.stored_neighbours:
             yield f"  {'places between stored neighbours':32}{apart.found:>12,.0f}{apart.expected:>15,.0f}"
         yield f"  {'neighbours that meet again':32}{again.found:>12.3%}{again.expected:>15.3%}"

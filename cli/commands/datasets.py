@@ -146,7 +146,7 @@ def _summary_lines(summary: Summary, classes: list[ClassCount], page: Path | Non
 
 def _format_spread(lengths: Sequence[int]) -> str:
     low, middle, high = map(format_size, lengths[:3])
-    return f"median {middle}, 5 % under {low}, 5 % over {high}"
+    return f"median {middle}, 5% under {low}, 5% over {high}"
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:

@@ -1,7 +1,7 @@
 """Properties and limits of images: each is read from its bytes, which are checked to be complete.
 
 JPEG, PNG and WebP, which make up large datasets, are read from their headers: a decoder is no checksum
-(it accepts 99.65 % of single flipped bytes) and takes a hundred times as long. ``prep verify --level decode``
+(it accepts 99.65% of single flipped bytes) and takes a hundred times as long. ``prep verify --level decode``
 finds what only decoding reveals. A file of any other kind is decoded once.
 """
 

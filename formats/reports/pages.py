@@ -37,15 +37,15 @@ def format_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup
 
 
 def format_share(value: float) -> str:
-    """Return a fraction in percent; only 0 is shown as 0 %, and only 1 as 100 %.
+    """Return a fraction in percent; only 0 is shown as 0%, and only 1 as 100%.
 
     >>> format_share(0.5), format_share(0.00001), format_share(1.0), format_share(0.9999)
-    ('50 %', 'under 0.1 %', '100 %', '99.9 %')
+    ('50%', 'under 0.1%', '100%', '99.9%')
     """
     if 0 < value < 0.001:
-        return "under 0.1 %"
+        return "under 0.1%"
     percent = min(value * 100, 99.9) if value < 1 else 100.0
-    return f"{percent:.3g} %"
+    return f"{percent:.3g}%"
 
 
 def format_short(number: float) -> str:

@@ -103,7 +103,7 @@ class ShardFile(Owner):
         """Return ``length`` bytes from ``offset``, fewer only at the end of the file."""
         try:
             data = os.pread(self._number, length, offset)
-            # here, because a further call takes 5 % of a small read
+            # here, because a further call takes 5% of a small read
             return data if len(data) == length else read_at(self._number, length, offset)
         except OSError as error:
             error.filename = os.fspath(self.path)

@@ -22,7 +22,7 @@ from shardprep.formats.shards.read import ARCHIVE_NAME, Rows
 class ColumnSummary:
     """A column: its ``name`` and ``kind``, the ``bytes`` of all values, and the ``disk_bytes`` of its files.
 
-    ``lengths`` are (5 %, median, 95 %, largest) of the values' sizes in bytes, None if all are equal.
+    ``lengths`` are (5%, median, 95%, largest) of the values' sizes in bytes, None if all are equal.
     ``classes`` is the number of its classes, 0 without any. For a label column, ``per_class`` are the fewest
     and most records of the classes that occur, and ``unlabelled`` is the number of records without a label;
     both are None for other kinds.
@@ -105,7 +105,7 @@ class Summary:
         seed: Seed of the plan.
         boxes: Number of boxes.
         source: Layout of the source.
-        images: Maps "width", "height" (pixels) and "length" (bytes) to (5 %, median, 95 %, largest); empty
+        images: Maps "width", "height" (pixels) and "length" (bytes) to (5%, median, 95%, largest); empty
             without images.
         kinds: Number of images by file kind, such as "JPEG".
         oddities: Number of unusual images by property.

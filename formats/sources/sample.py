@@ -163,7 +163,7 @@ class Album:
 
 
 def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
-    """Return a crop of 40 to 100 % of each side, mirrored or not, a little brighter or darker."""
+    """Return a crop of 40 to 100% of each side, mirrored or not, a little brighter or darker."""
     share = rng.uniform(0.5, 1.0)
     shares = (share, share * rng.uniform(0.8, 1.0))
     if rng.random() >= 0.5:

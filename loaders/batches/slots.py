@@ -104,7 +104,7 @@ class SlotRing:
         self._lent: dict[int, weakref.ref[Memory]] = {}
         self._held: list[weakref.ref[Memory]] = []
         self._file = Descriptor(fd)
-        # without MAP_POPULATE, with page faults in the workers, a ring runs at 80 %
+        # without MAP_POPULATE, with page faults in the workers, a ring runs at 80%
         flags = mmap.MAP_SHARED | (0 if layout.sparse else mmap.MAP_POPULATE)
         try:
             self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))

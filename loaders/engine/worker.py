@@ -78,7 +78,7 @@ def run_worker(
         except Exception as error:  # raised again in the process that waits for the work
             _send(channel, pack_answer(Answer.FAILED), pack_error(error))
             return
-        gc.freeze()  # a collection no longer traverses what was imported: 1.5 % of the CPU of small crops
+        gc.freeze()  # a collection no longer traverses what was imported: 1.5% of the CPU of small crops
         _send(channel, pack_answer(Answer.READY))
         began, cpu, past = perf_counter(), CpuClock(), np.zeros(2)
         spent = cpu.read()

@@ -209,7 +209,7 @@ def measure_disk(
 
     Args:
         path: A file, a dataset (its shards are read, in stored order), or another folder (an unnamed file is
-            written there for 15 % of the time, up to 1 GiB or a quarter of the free space).
+            written there for 15% of the time, up to 1 GiB or a quarter of the free space).
         seconds: Total time to measure.
         record_bytes: Size of the random reads; None is the dataset's mean, or 110,000.
         progress: ``progress(title, share)`` is called before each step with its name and the elapsed share

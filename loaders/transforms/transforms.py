@@ -196,7 +196,7 @@ class TrainTransform(ImageTransform):
     enough, an averaged crop begins and ends at multiples of 2, 4 or 8 pixels, and JPEGs are first decoded at
     that fraction of their size. On photographs, bilinear resizing matches antialiased resizing to 58 dB
     (median) when enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging to 53
-    and 46, in 376 to 606 µs. Beyond 2 (4 % of crops) it is 42, or 41 to 44 decoded at half size; bilinear 33.
+    and 46, in 376 to 606 µs. Beyond 2 (4% of crops) it is 42, or 41 to 44 decoded at half size; bilinear 33.
 
     Args:
         size: Pixels per side of the result, 1 to 4096, or (height, width).

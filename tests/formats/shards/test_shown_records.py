@@ -76,7 +76,7 @@ def test_inspect_prints_columns_and_their_json(tmp_path: Path) -> None:
     shown, found = done.stdout, json.loads(as_json.stdout)
     assert (done.returncode, as_json.returncode) == (0, 0)
     assert "column colour   label, 48 B (224 B on disk), 2 classes, 4 records each, 4 without\n" in shown
-    assert " on disk), median 4 B, 5 % under 4 B, 5 % over 4 B, 3 classes\n" in shown
+    assert " on disk), median 4 B, 5% under 4 B, 5% over 4 B, 3 classes\n" in shown
     assert [column["name"] for column in found["columns"]] == list(EVERY_KIND.names)
     assert found["columns"][6]["per_class"] == [4, 4]
 
