@@ -154,7 +154,7 @@ def read_table(path: Path, entry: FileEntry, row: RowType, *, seal: str | None =
                 if own_seal:
                     own_seal.store(descriptor)
     if not is_intact:
-        raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
+        raise ManifestDamaged("does not match the manifest; prep repair rebuilds it", path=path)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
     body = data[start:]
     row_dtype = row if isinstance(row, np.dtype) else row(len(body) // max(1, entry.records))

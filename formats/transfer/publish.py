@@ -351,7 +351,7 @@ class Upload(FileTransfer):
                 await call_in_thread(add, part)
                 count += 1
         if (whole.size, whole.sha256) != (self.entry.size, self.entry.sha256):
-            raise ShardDamaged("is not the file that was published; prep repair rebuilds it", path=self.path)
+            raise ShardDamaged("does not match the manifest; prep repair rebuilds it", path=self.path)
         return md5.hexdigest(), f"{md5_of_parts.hexdigest()}-{count}"
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
