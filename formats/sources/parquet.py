@@ -355,11 +355,13 @@ class RowReader(FilesReader):
         place = (entry["path"].item(), group)
         if place not in groups:
             with arrow_errors_as_damage(self.path_of(entry)):
-                groups[place] = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
-            while len(groups) > 1 and sum(map(_memory_size, groups.values())) > MAX_KEPT_BYTES:
-                groups.popitem(last=False)
+                columns = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
+            groups[place] = columns, _memory_size(columns)
+            self.resource.record_bytes += groups[place][1]
+            while len(groups) > 1 and self.resource.record_bytes > MAX_KEPT_BYTES:
+                self.resource.record_bytes -= groups.popitem(last=False)[1][1]
         groups.move_to_end(place)
-        return groups[place], number - file.starts[group]
+        return groups[place][0], number - file.starts[group]
 
 
 def _memory_size(columns: Columns) -> int:

@@ -140,6 +140,7 @@ class OpenFiles:
 
     files: OrderedDict[bytes, tuple[Any, ExitStack]] = field(default_factory=OrderedDict)
     records: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
+    record_bytes: int = 0
 
 
 @dataclass
