@@ -23,7 +23,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from shardprep.formats.conversion.plan import PlanOptions, writer_versions
-from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit, class_notes
+from shardprep.formats.conversion.prepare import (
+    Conversion,
+    ConvertOptions,
+    PreparedSplit,
+    class_notes,
+    lock_dataset,
+)
 from shardprep.formats.conversion.shard import (
     BuiltShard,
     ShardJob,
@@ -426,7 +432,7 @@ def verify_finished(output: Path, progress: Progress) -> None:
 @contextmanager
 def lock_finished(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
     """Lock a finished dataset, and at the end remove the leftovers of unfinished work."""
-    with WorkFolder(path) as work_folder:
+    with lock_dataset(path, manifest) as work_folder:
         yield work_folder
         remove_unlisted_columns(path, {file.name for file in manifest.files})
         work_folder.remove()

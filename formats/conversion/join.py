@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import PlanOptions
-from shardprep.formats.conversion.prepare import check_room, class_notes
+from shardprep.formats.conversion.prepare import check_room, class_notes, lock_dataset
 from shardprep.formats.conversion.shard import ShardJob, write_column_tables
-from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.errors import PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import (
     BadValue,
@@ -251,9 +251,7 @@ def join(
         return Joined(path, manifest, (), ())
     check_room({path: _bytes_to_write(path, manifest, to_build)})
 
-    with WorkFolder(path) as work_folder:
-        if read_manifest(path).root != manifest.root:
-            raise OutputBusy("was changed by another process in the meantime; try again", path=path)
+    with lock_dataset(path, manifest) as work_folder:
         with add_resume_note(lambda: describe_finished(path, [shard.name for shard in manifest.shards])):
             entries = _build(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
             if added:

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan, PlanOptions, blocks, deal_shards, make_plan
-from shardprep.formats.errors import NoSpace, PlanMismatch, ShardprepError, SourceIncomplete, UsageError
+from shardprep.formats.errors import (
+    NoSpace,
+    OutputBusy,
+    PlanMismatch,
+    ShardprepError,
+    SourceIncomplete,
+    UsageError,
+)
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
     LOCAL_FUSE,
@@ -126,6 +133,15 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
     # In this order: another part of the conversion may start in between, and makes its work folder first.
     if nearest == output and any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
         raise UsageError(f"is not empty, and is not {work} to continue; choose another output", path=output)
+
+
+@contextmanager
+def lock_dataset(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
+    """Lock a finished dataset. Raises OutputBusy if another process has replaced its manifest."""
+    with WorkFolder(path) as work_folder:
+        if read_manifest(path).root != manifest.root:
+            raise OutputBusy("was changed by another process in the meantime; try again", path=path)
+        yield work_folder
 
 
 MAX_NAMED = 5  # classes in one line

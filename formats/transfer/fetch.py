@@ -66,16 +66,22 @@ class LocalCopy:
         if self.shards is not None and not self.shards:
             raise UsageError("no shard is requested", path=url)
         refuse_busy(self.output)
-        path = self.output / MANIFEST_NAME
-        if not path.exists():
+        if not self._is_published():
             check_output(self.output, work="a fetch")
             refuse_other_plan(self.output, {"dataset": self.remote.manifest.root}, work="fetch")
-        elif read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.manifest.to_bytes():
+
+    def _is_published(self) -> bool:
+        """Whether the manifest is there. Raises PlanMismatch for another one, OSError."""
+        path = self.output / MANIFEST_NAME
+        if not path.exists():
+            return False
+        if read_small_file(path, MAX_MANIFEST_BYTES, ManifestDamaged) != self.remote.manifest.to_bytes():
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
                 "another folder, or remove this one",
                 path=self.output,
             )
+        return True
 
     @property
     def chosen_files(self) -> list[FileEntry]:
@@ -107,9 +113,9 @@ class LocalCopy:
     def fetch(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
         manifest = self.remote.manifest
-        is_published = (self.output / MANIFEST_NAME).exists()
-        is_fixed = is_published and not os.access(self.output, os.W_OK)  # then its files are only compared
+        is_fixed = self._is_published() and not os.access(self.output, os.W_OK)  # its files are only compared
         with nullcontext() if is_fixed else WorkFolder(self.output) as work_folder:
+            is_published = self._is_published()  # another process may have finished a dataset here since
             if work_folder:
                 work_folder.claim({"dataset": manifest.root}, work="fetch")
             if count := sum(not self._is_missing(file) for file in manifest.files):

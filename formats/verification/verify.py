@@ -202,9 +202,10 @@ class DatasetFiles:
                 report.notes.append(Finding(path.name, UNFINISHED))
             expected |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
         expected |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
-        for name in sorted(path.name for path in self.folder.iterdir()):
-            if name not in expected:
-                report.findings.append(Finding(name, "does not belong to the dataset"))
+        if others := {path.name for path in self.folder.iterdir()} - expected:
+            others -= {file.name for file in self.manifest().files}  # a join has finished since
+        for name in sorted(others):
+            report.findings.append(Finding(name, "does not belong to the dataset"))
 
 
 class CachedFiles(DatasetFiles):

@@ -7,16 +7,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
+from signal import default_int_handler
 
 from shardprep.cli.app import run
 from shardprep.formats import PlanOptions, convert
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.manifest import Manifest
-
-UNHASHED = {"provenance.json"}
 
 
 def converted(
@@ -33,7 +33,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in UNHASHED
+        if path.is_file() and path.name != "provenance.json"
     }
 
 
@@ -50,10 +50,10 @@ def open_files(folder: Path) -> int:
 
 
 class StopAfter(NoProgress):
-    """Progress that interrupts the work, but not the listing of its source, after some shards."""
+    """Progress that interrupts the work, but not its listing, or calls ``then``, after some shards."""
 
-    def __init__(self, shards: int) -> None:
-        self.left = shards
+    def __init__(self, shards: int, then: Callable[[], object] | None = None) -> None:
+        self.left, self.then = shards, then or partial(default_int_handler, 2, None)
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
         self.counted = not title.startswith("list ")
@@ -62,7 +62,7 @@ class StopAfter(NoProgress):
     def at(self, records: int, size: int) -> None:
         self.left -= self.counted
         if not self.left:
-            raise KeyboardInterrupt
+            self.then()
 
 
 def flip(path: Path, position: int | None = None, bit: int = 0) -> None:
@@ -79,17 +79,13 @@ def unpack(archives: Path, root: Path) -> Path:
     """The archives as an extracted tree: train/<wnid>, val flat, test flat, and the devkit as it is."""
     for split in ("train", "val", "test"):
         with tarfile.open(archives / f"ILSVRC2012_img_{split}.tar") as outer:
-            for member in outer:
-                data = outer.extractfile(member)
-                if data is None:
-                    continue
-                if member.name.endswith(".tar"):
-                    with tarfile.open(fileobj=data) as inner:
-                        inner.extractall(root / split / member.name.removesuffix(".tar"), filter="data")
-                else:
-                    target = root / split / Path(member.name).name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(data.read())
+            for member in filter(tarfile.TarInfo.isfile, outer):
+                target = root / split / Path(member.name).name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(outer.extractfile(member).read())  # type: ignore[union-attr]
+        for inner in (root / split).glob("*.tar"):
+            shutil.unpack_archive(inner, inner.with_suffix(""), filter="data")
+            inner.unlink()
     shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", root)
     return root
 

@@ -11,8 +11,6 @@ INDEX = ROOT / "docs" / "index.md"  # directives of Sphinx around the README, an
 DOCS = sorted(set((ROOT / "docs").rglob("*.md")) - {INDEX})
 PAGES = [README, ROOT / "CONTRIBUTING.md", *DOCS]
 
-FENCE = re.compile(r"^```(.*)$", re.M)
-
 
 @dataclass(frozen=True)
 class Block:
@@ -30,7 +28,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """All fenced blocks of a page, in their order. Raises ValueError for a fence that is not closed."""
     text = page.read_text()
-    fences = list(FENCE.finditer(text))
+    fences = list(re.finditer(r"^```(.*)$", text, re.M))
     if len(fences) % 2 or any(fence[1] for fence in fences[1::2]):
         raise ValueError(f"{page} has a fence that is not closed")
     return [

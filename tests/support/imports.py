@@ -7,8 +7,7 @@ from pathlib import Path
 
 from support.repository import ROOT
 
-TOPS = ("cli", "formats", "loaders")
-FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
+FILES = [path for top in ("cli", "formats", "loaders") for path in sorted((ROOT / top).rglob("*.py"))]
 
 
 def module_of(path: Path) -> str:

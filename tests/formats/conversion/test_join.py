@@ -14,6 +14,7 @@ from shardprep.formats import PlanOptions, SourceOptions, convert, gate, join, o
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
+    OutputBusy,
     PlanMismatch,
     SourceDamaged,
     SourceIncomplete,
@@ -21,6 +22,7 @@ from shardprep.formats.errors import (
 )
 from shardprep.formats.shards.read import CONTAINERS
 from shardprep.formats.sources.tables import TableForm
+from shardprep.formats.verification.verify import DatasetFiles
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from support.datasets import StopAfter, flip, prep_here, tree
 from support.resealed import reseal
@@ -233,7 +235,9 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     assert tree(dataset) == before
 
 
-def test_a_repair_discards_no_unfinished_join(dataset: Path, masks: Path, tmp_path: Path) -> None:
+def test_a_repair_discards_no_join_that_is_unfinished_or_finishes_meanwhile(
+    dataset: Path, masks: Path, tmp_path: Path
+) -> None:
     source, victim = tmp_path / "dataset-source", dataset / "shard-00000.lmdb"
     whole = tree(dataset)
     with pytest.raises(KeyboardInterrupt):
@@ -249,7 +253,16 @@ def test_a_repair_discards_no_unfinished_join(dataset: Path, masks: Path, tmp_pa
     (replaced / ".prep/plan.json").write_bytes(b'{"joined to":"another dataset"}\n')
     for folder in (given_up, replaced):
         repair(folder, source, workers=0)
-    join(dataset, {"mask": masks}, workers=0)
+    check, names = DatasetFiles.check_others, iter(("mask", "more"))
+
+    def check_later(*found: Any) -> None:
+        join(dataset, {next(names): masks}, workers=0)
+        check(*found)
+
+    with patch.object(DatasetFiles, "check_others", check_later):
+        assert [each.file for each in verify(dataset).findings] == [victim.name]
+        with pytest.raises(OutputBusy, match="changed by another process in the meantime; try again"):
+            repair(dataset, source, workers=0)
     repair(dataset, source, workers=0)
 
     assert left == {name: digest for name, digest in begun.items() if name != victim.name}

@@ -106,9 +106,6 @@ def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_do
         assert str(again).splitlines() == lines.replace("\x1b", r"\x1b").splitlines()
 
 
-INODES = 14  # enough for the initial files, and not for all shards
-
-
 @pytest.mark.torture
 @needs_mounts
 @pytest.mark.parametrize(
@@ -119,8 +116,8 @@ def test_a_disk_without_inodes_is_reported_and_a_run_with_more_finishes(
 ) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     command = f"{sys.executable} -m shardprep convert {archives} {disk}/out --split val --format {container}"
-    script = f"""
-        mkdir {disk} && mount -t tmpfs -o size=16m,nr_inodes={INODES} tmpfs {disk}
+    script = f"""  # inodes for the initial files, and not for all shards
+        mkdir {disk} && mount -t tmpfs -o size=16m,nr_inodes=14 tmpfs {disk}
         {command} --shard-size 60000 --workers {workers}; echo first $?
         mount -o remount,nr_inodes=1000 {disk}
         {command} --shard-size 60000 --workers 0 >/dev/null; echo second $?

@@ -220,9 +220,6 @@ next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
     assert said.rstrip().endswith('under `if __name__ == "__main__":`')
 
 
-SHORT = 0.3  # seconds; shorter than the start of any process
-
-
 def opened(block: engine_workers.Action | None = None) -> None:
     with Engine(Writing(at_opening=block), layout(4), workers=1) as engine:
         next(engine.run([np.arange(4)]))
@@ -259,7 +256,7 @@ def test_a_worker_or_child_that_blocks_at_each_start_is_an_error(
     block: engine_workers.Action | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (dispatcher, pool):
-        monkeypatch.setattr(module, "START_TIMEOUT_S", SHORT)
+        monkeypatch.setattr(module, "START_TIMEOUT_S", 0.3)  # shorter than any start
     if block is None:
         (tmp_path / "sitecustomize.py").write_text(STOPPING)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))

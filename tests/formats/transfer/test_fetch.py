@@ -29,7 +29,7 @@ from shardprep.formats.storage.store import (
     RemoteMissing,
 )
 from shardprep.formats.storage.transfer import Download
-from support.datasets import flip, prep_here, tree
+from support.datasets import StopAfter, flip, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy, Quiet, listening
 from support.object_server import as_endpoint
 from support.resealed import reseal
@@ -205,8 +205,11 @@ def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_pa
 
     assert tree(tmp_path / "copy") == before
     fetched(f"file://{bucket}/lmdb", tmp_path / "copy")
-    with pytest.raises(PlanMismatch, match="a different dataset"):
-        fetched(f"file://{bucket}/columns", tmp_path / "copy")
+    meanwhile = StopAfter(1, lambda: shutil.copytree(bucket / "lmdb", tmp_path / "val"))
+    for name, folder in (("columns", "copy"), ("shards", "")):
+        with pytest.raises(PlanMismatch, match="a different dataset"):
+            fetched(f"file://{bucket}/{name}", tmp_path / folder, progress=meanwhile)
+    assert verify(tmp_path / "val").findings == []
 
 
 def test_the_command_tells_what_was_fetched_and_a_rerun_mends_what_is_damaged_or_missing(

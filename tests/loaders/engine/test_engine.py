@@ -39,8 +39,6 @@ from support.sampling import torture_except
 from support.scripts import line_of, scripts, session_of
 from support.waiting import until
 
-HANG_TIMEOUT_S = 240  # after which a test fails
-
 
 def plans_of(total: int, batch: int) -> list[Items]:
     return [np.arange(first, min(first + batch, total)) for first in range(0, total, batch)]
@@ -305,7 +303,7 @@ if os.getpid() == os.getsid(0):
         named = {name for pid in session_of(process.pid) for name in named_files(pid)}
 
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=HANG_TIMEOUT_S)
+        process.communicate(timeout=240)  # a hang
 
         until(lambda: session_of(process.pid) == [])
     assert named == set()

@@ -41,7 +41,6 @@ from support.sampling import needs_mounts
 from support.scripts import session_of
 from support.waiting import until
 
-FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)
 AT_START = np.zeros((8, 2), np.int64)
 
@@ -108,7 +107,7 @@ def test_what_cannot_be_read_is_the_systems_error(tmp_path: Path, stack: ExitSta
     opened = OpenFiles.of([tmp_path, tmp_path / "fifo"], stack)  # without a writer
 
     with pytest.raises(IsADirectoryError):
-        read(opened.descriptors[:1], AT_START, Pattern(4096, depth), seconds=FOREVER)
+        read(opened.descriptors[:1], AT_START, Pattern(4096, depth), seconds=1e6)
 
 
 def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(files: OpenFiles) -> None:
