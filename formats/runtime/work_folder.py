@@ -45,6 +45,8 @@ _PREFIX = "run-"
 MAX_TRIES = 1000
 # parts of a plan, most of them digests
 NOT_OPTIONS = ("split", "source", "images", "items", "names", "boxes", "dataset")
+# by a part of their plans; an export also names its dataset
+KINDS_OF_WORK = {"joined to": "join", "to": "export", "split": "conversion", "dataset": "fetch"}
 _FLAGS = {"container": "--format", "columns": "--column", "pairs": "--pair"}
 _FLAGS |= {name: name for name in ("transcoder", "writer")}  # not chosen
 
@@ -244,10 +246,18 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
     path = output / WORK_FOLDER_NAME / PLAN_NAME
     if not path.exists():
         return
+    begun = work
     try:
-        differing = describe_differences(parse_canonical_json(path.read_bytes()), guard)
+        plan = parse_canonical_json(path.read_bytes())
+        begun = next((kind for part, kind in KINDS_OF_WORK.items() if part in plan), work)
+        differing = describe_differences(plan, guard)
     except (ValueError, TypeError) as error:
         differing = f"its {PLAN_NAME} cannot be read ({error})"
+    if differing and begun != work:
+        raise PlanMismatch(
+            f"holds an unfinished {begun}; run the command that began it again, or choose another folder",
+            path=output,
+        )
     if differing:
         discard = "discard what it did with --restart (in Python restart=True)"
         same = "use the versions" if differing.startswith("writer") else "give the options"

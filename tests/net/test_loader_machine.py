@@ -44,7 +44,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::shardprep.loaders.SortedByClass
 
 RECORDS, CUTS = 60, (3, 8)  # shards at which the parts of the collection begin
 BAD = (3, 17, 18, 40)  # records that a transform rejects
-MAX_STATE = 3000  # characters
 
 ShuffleOption = LocalShuffle | GlobalShuffle | None
 
@@ -553,7 +552,7 @@ class LoaderMachine(RuleBasedStateMachine):
         """Keep the states of all ranks."""
         course, place = self._resumable()
         states = [json.dumps(loader.state_dict()) for loader in self.loaders]
-        assert max(map(len, states)) < MAX_STATE
+        assert max(map(len, states)) < 3000  # characters
         return Saved(states, self.over, deepcopy(course), place, self.name)
 
     def _resumable(self) -> tuple[Course, int]:

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from shardprep.formats import FetchedDataset, fetch, repair, verify
+from shardprep.formats import FetchedDataset, export, fetch, repair, verify
 from shardprep.formats.errors import ManifestDamaged, OutputBusy, PlanMismatch, ShardprepError, UsageError
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.work_folder import WorkFolder
@@ -200,6 +200,8 @@ def test_another_dataset_and_another_process_are_left_alone(bucket: Path, tmp_pa
 
     with pytest.raises(PlanMismatch, match=r"unfinished fetch: dataset changed; .* or remove"):
         fetched(f"file://{bucket}/columns", tmp_path / "copy")
+    with pytest.raises(PlanMismatch, match="holds an unfinished fetch; run the command that began it again"):
+        export(bucket / "lmdb", tmp_path / "copy", to="webdataset", workers=0)
     with WorkFolder(tmp_path / "copy"), pytest.raises(OutputBusy):
         fetched(f"file://{bucket}/lmdb", tmp_path / "copy")
 
