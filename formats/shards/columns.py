@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, OperationError
 from shardprep.formats.records.record import (
     NO_COLUMNS,
     UNLABELLED,
@@ -342,7 +342,12 @@ class OpenRecords(Owner):
 
     def _open_shard(self, number: int) -> Shard:
         part, entry = self._find_shard(number)
-        shard = Shard(part.folder / entry.name, part.container, entry, self._addresses)
+        try:
+            shard = Shard(part.folder / entry.name, part.container, entry, self._addresses)
+        except FileNotFoundError as error:
+            if self._files is LOCAL:
+                raise
+            raise OperationError("was deleted while it was in use; start again", path=part.folder) from error
         return _keep_open(self._shards, number, shard)
 
     def _find_shard(self, number: int) -> tuple[PartFiles, FileEntry]:

@@ -22,7 +22,6 @@ from support.waiting import until
 needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
 needs_ray = pytest.mark.skipif(not (find_spec("ray") and find_spec("grpc")), reason="Ray is not installed")
 
-TIME_TO_LIVE_S = 2  # of a worker of Dask that sends no heartbeat
 RAY_START_TIMEOUT_S = 120
 RAY_OPTIONS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -49,7 +48,7 @@ class DaskCluster:
     With ``nannies`` each worker is a child of a nanny, which is what ``workers`` has.
     """
 
-    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TIME_TO_LIVE_S}s"}
+    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "2s"}  # without a heartbeat
 
     def __init__(self, *, nannies: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
-from shardprep.formats.errors import ShardprepError
+from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.shards import columns
 from shardprep.formats.shards.read import ShardFile
 from shardprep.formats.storage.cache import CachedDataset, CacheTooSmall, FileCache, HeldFiles
@@ -86,6 +86,8 @@ def test_a_cache_that_was_deleted_after_the_dataset_was_closed_is_made_again_onc
     first, together = remote[0], threading.Barrier(8)
     remote.close()
     shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(OperationError, match="was deleted while it was in use; start again"):
+        columns.OpenRecords([remote.parts[0].files("sorted_wnid0")], HeldFiles(FileCache, most=0))[0]
 
     def cache(_: int) -> FileCache:
         together.wait()
