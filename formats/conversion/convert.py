@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import PlanOptions, writer_versions
 from shardprep.formats.conversion.prepare import (
     Conversion,
@@ -431,11 +432,12 @@ def verify_finished(output: Path, progress: Progress) -> None:
 
 @contextmanager
 def lock_finished(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
-    """Lock a finished dataset, and at the end remove the leftovers of unfinished work."""
+    """Lock a finished dataset, and at the end remove the leftovers of unfinished work, except of a join."""
     with lock_dataset(path, manifest) as work_folder:
         yield work_folder
-        remove_unlisted_columns(path, {file.name for file in manifest.files})
-        work_folder.remove()
+        if not is_being_joined(work_folder, manifest):
+            remove_unlisted_columns(path, {file.name for file in manifest.files})
+            work_folder.remove()
 
 
 def summarise_skipped(

@@ -235,14 +235,14 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     assert tree(dataset) == before
 
 
-def test_a_repair_discards_no_join_that_is_unfinished_or_finishes_meanwhile(
+def test_a_repair_or_conversion_discards_no_join_that_is_unfinished_or_finishes_meanwhile(
     dataset: Path, masks: Path, tmp_path: Path
 ) -> None:
     source, victim = tmp_path / "dataset-source", dataset / "shard-00000.lmdb"
     whole = tree(dataset)
     with pytest.raises(KeyboardInterrupt):
         join(dataset, {"mask": masks}, workers=0, progress=StopAfter(2))
-    begun = tree(dataset)
+    begun = tree(made(dataset))  # complete already
     victim.unlink()
     given_up, replaced = (shutil.copytree(dataset, tmp_path / name) for name in ("given-up", "replaced"))
 

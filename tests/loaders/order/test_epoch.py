@@ -100,6 +100,7 @@ print(peak() - before)
 
 
 LIGHTNING = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}
+MPI = ("MV2_COMM_WORLD", "HOROVOD", "PMI")
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
 
@@ -116,10 +117,7 @@ def tf_config(kind, index, cluster=CLUSTER):
         (STEP, (5, 8)),
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
         (STEP | {"RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
-        *(
-            (STEP | {f"{m}_RANK": "6", f"{m}_SIZE": "7"}, (6, 7))
-            for m in ("MV2_COMM_WORLD", "HOROVOD", "PMI")
-        ),
+        *((STEP | {f"{m}_RANK": "6", f"{m}_SIZE": "7"}, (6, 7)) for m in MPI),
         (LIGHTNING, (1, 4)),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2)),
         (LIGHTNING | {"NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4)),
