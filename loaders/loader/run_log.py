@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
+from shardprep.formats.errors import (
+    DataError,
+    OperationError,
+    ShardprepError,
+    UnknownVersion,
+    UsageError,
+    printable,
+)
 from shardprep.formats.runtime.files import (
+    OPEN_FLAGS,
     LockDescriptor,
     fingerprint,
     name_in_data_errors,
@@ -183,7 +191,10 @@ class RunLog:
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
         file = Path(user_path(path))
-        data = read_small_file(file, LogEntry.MAX_BYTES)
+        with name_in_os_errors(file), closing(LockDescriptor(os.open(file, OPEN_FLAGS))) as log:
+            with suppress(OperationError):  # a file system without locks
+                log.lock(shared=True)  # a rank may be appending a line
+            data = read_small_file(file, LogEntry.MAX_BYTES)
         with suppress(ValueError, RecursionError):
             value = json.loads(data)
             with name_in_data_errors(file):

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, OperationError, ShardprepError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
+from shardprep.formats.runtime.work_folder import _is_locked
 from shardprep.loaders import Loader, LocalShuffle, RunProof, TrainTransform, prove
+from shardprep.loaders.loader import run_log
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
 from shardprep.loaders.machines.keys import make_keys
@@ -195,14 +197,15 @@ def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_pat
         prove(lmdb_shards, [log])
 
 
-def test_nothing_is_left_of_a_line_that_does_not_fit(lmdb_shards: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+def test_a_log_has_whole_lines(lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, read = tmp_path / "log", run_log.read_small_file
     with Loader(lmdb_shards, batch_size=8, workers=0) as data:
         list(data)
         data.log_epoch(log)
         with files_of_at_most(log.stat().st_size + 100), pytest.raises(OSError, match="too large"):
             data.log_epoch(log)
 
+    monkeypatch.setattr(run_log, "read_small_file", lambda path, _: read(path) if _is_locked(path) else b"")
     assert len(RunLog.load(log).entries) == 1
 
 

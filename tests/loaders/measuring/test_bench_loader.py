@@ -72,13 +72,12 @@ def dataset(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 EPOCH = 24  # images in the dataset
-MOST = partial(Loader, batch_size=EPOCH - 2, drop_last=False, workers=2)
 
 
 @pytest.mark.torture
 def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     transform = Sleeping(0.002)
-    make = partial(MOST, dataset, transform=transform)
+    make = partial(Loader, dataset, batch_size=EPOCH - 2, drop_last=False, workers=2, transform=transform)
 
     found = bench(make, transform, seconds=0.01, explain=True, disk=full_profile())
     lines = list(sweep_lines(Sweep("batch_size", ((22, found.speed),))))
