@@ -488,6 +488,21 @@ class TransformedDataset(Closable):
         """Close the dataset's shards; the next read opens them again."""
         self.dataset.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_roots": _roots_of(self.dataset)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state in a worker. Raises SourceDamaged if its records are others."""
+        roots = state.pop("_roots")
+        vars(self).update(state)
+        if _roots_of(self.dataset) != roots:
+            self.close()
+            raise SourceDamaged("was replaced by another dataset; open it again", path=self.dataset.path)
+
+
+def _roots_of(dataset: RecordSet) -> list[str]:
+    return [part.manifest.records_root for part in dataset.parts]
+
 
 @lru_cache
 def _limit_threads(process: int) -> None:
