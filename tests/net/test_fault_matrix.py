@@ -143,7 +143,7 @@ class Place:
             said = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return subprocess.CompletedProcess(words, TIMED_OUT, *process.communicate())
+            return subprocess.CompletedProcess(words, 124, *process.communicate())  # as timeout(1)
         return subprocess.CompletedProcess(words, process.returncode, *said)
 
     def words(self, number: int = 0) -> list[str]:
@@ -231,14 +231,10 @@ def chosen(points: list[Point], calls: tuple[str, ...], most: int) -> list[Point
     return sorted({*middle, *sampled(own, most - len(middle) + 1)}) if len(own) > 1 else own
 
 
-TIMED_OUT = 124
-NO_WAKE = "failed to wake I/O driver"  # of tokio, by an eventfd, whose writes no disk can fail
-
-
 def attempt(whole: Whole, point: Point, how: str, codes: tuple[int, ...]) -> None:
     whole.place.begin()
     done = whole.place.inject(point, how)
-    if NO_WAKE not in done.stderr:
+    if "failed to wake I/O driver" not in done.stderr:  # of tokio, by an eventfd, which no disk can fail
         assert done.returncode in (0, *codes), (point, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr, (point, done.stderr)
     assert whole.place.finish() == whole.tree, point
