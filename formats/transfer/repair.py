@@ -140,10 +140,11 @@ def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, p
     """Fetch the damaged files from a copy at a place. Raises PlanMismatch if there is none."""
     with LoopThread(threads=AT_ONCE) as loop:
         datasets = loop.run(find_datasets(place, PATIENT)).values()
-        remote = next((remote for remote in datasets if remote.manifest.root == manifest.root), None)
-        if remote is None:
-            raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
         files = [file for file in manifest.files if file.name in damaged]
+        remote = next((remote for remote in datasets if {*files} <= {*remote.manifest.files}), None)
+        if remote is None:
+            lacking = "has no copy of this dataset's damaged files, such as"
+            raise PlanMismatch(f"{lacking} {files[0].name} with {files[0].sha256}", path=place.url)
         downloads = LocalCopy(remote, path, None).downloads(files)
         check_room({path: sum(file.size for file in files)})
         with _open_work_folder(path, manifest):

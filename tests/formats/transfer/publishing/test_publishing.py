@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from obstore.exceptions import BaseError
 
-from shardprep.formats import PublishedDataset, fetch, publish, repair
+from shardprep.formats import PublishedDataset, fetch, join, publish, repair
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.storage import store as remote_folder
@@ -241,8 +241,12 @@ def test_each_split_of_a_folder_is_repaired_from_a_copy_of_the_same_dataset_and_
     (copy / "train/shard-00002.h5").unlink()
     (copy / "train/mine.txt").write_text("mine")
     before = tree(copy)
+    joined = Path(shutil.copytree(local / "train", tmp_path / "joined"))
+    join(joined, {"again": local / "train"}, workers=0)
+    flip(joined / SECOND_SHARD, 5000)
 
-    with pytest.raises(PlanMismatch, match="no copy of this dataset"):
+    assert repair(joined, url).rebuilt == (SECOND_SHARD,)
+    with pytest.raises(PlanMismatch, match=f"damaged files, such as {SECOND_SHARD} with sha256:"):
         repair(copy / "train", f"{url}/val")
     with pytest.raises(UsageError, match="is the URL of a copy"):
         repair(copy / "train", f"{url}/train", root=copy)
