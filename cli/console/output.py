@@ -23,6 +23,7 @@ from shardprep.formats.errors import MAX_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import FULL_DISK, full_disk_message
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
+from shardprep.formats.shards.manifest import MANIFEST_NAME
 from shardprep.formats.storage.open import cached_place, datasets_in, read_collection
 
 EXIT_OPERATION_FAILED = 3
@@ -212,6 +213,8 @@ def describe_failure(error: CommandError) -> Failure:
                 message = "the current folder was removed; change to another one, and run it again"
                 if error.strerror != os.strerror(errno.ENOENT):
                     message = f"{error.strerror}; set TMPDIR to a folder that can be written to"
+            elif error.errno == errno.ENOENT and Path(str(file)).with_name(MANIFEST_NAME).exists():
+                message = "is missing; prep repair rebuilds it"
             place = None if file is None else str(file)
             line = ": ".join(printable(part) for part in (place, message) if part)
             data = {"path": place, "errno": error.errno}

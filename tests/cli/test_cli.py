@@ -92,10 +92,11 @@ def test_the_names_of_crops_and_shuffles_mean_those_of_the_loader() -> None:
     [
         (MemoryError(), "there is not enough memory; use fewer --workers"),
         (ImportError("libx.so"), "cannot be loaded: libx.so"),
+        (OSError(2, "", "train/x.npy"), "train/x.npy: is missing; prep repair rebuilds it"),
         (OSError(2, "No usable folder"), "No usable folder; set TMPDIR to a folder that can be written to"),
     ],
 )
-def test_a_lack_of_memory_or_of_temporary_folders_and_a_broken_library_are_3(
+def test_a_lack_of_memory_or_of_files_and_folders_and_a_broken_library_are_3(
     error: Exception, says: str, splits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardprep.cli.commands.report.find_images", Mock(side_effect=error))

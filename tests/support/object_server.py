@@ -23,8 +23,6 @@ from support.faulty_proxy import Quiet, answered, listening
 from support.ports import answers, free_port
 from support.waiting import until
 
-OF_CONNECTION = ("connection", "keep-alive", "transfer-encoding", "content-length")
-
 
 @dataclass
 class Mirror:
@@ -108,7 +106,7 @@ class Relay(Quiet):
             self.mirror.write(name)
         self.send_response_only(answer.status)
         for key, value in answer.headers.items():
-            if key.lower() not in OF_CONNECTION:
+            if key.lower() not in ("connection", "keep-alive", "transfer-encoding", "content-length"):
                 self.send_header(key, value)
         self.send_header("Content-Length", str(length if self.command == "HEAD" and length else len(found)))
         self.end_headers()
