@@ -267,7 +267,14 @@ class RecordSet(Closable, ABC):
         return (self[number] for number in range(len(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), labels=self.label_space), (self.path,)
+        roots = [part.manifest.records_root for part in self.parts]
+        return partial(type(self), labels=self.label_space), (self.path,), roots
+
+    def __setstate__(self, roots: list[str]) -> None:
+        """Raise SourceDamaged if the records are not those of the pickled dataset."""
+        if [part.manifest.records_root for part in self.parts] != roots:
+            self.close()
+            raise SourceDamaged("was replaced by another dataset; open it again", path=self.path)
 
     def show(self, records: int | Sequence[int] = 9) -> Gallery:
         """Return records to show: as pictures in a notebook, as a list in a terminal.
@@ -487,21 +494,6 @@ class TransformedDataset(Closable):
     def close(self) -> None:
         """Close the dataset's shards; the next read opens them again."""
         self.dataset.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_roots": _roots_of(self.dataset)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state in a worker. Raises SourceDamaged if its records are others."""
-        roots = state.pop("_roots")
-        vars(self).update(state)
-        if _roots_of(self.dataset) != roots:
-            self.close()
-            raise SourceDamaged("was replaced by another dataset; open it again", path=self.dataset.path)
-
-
-def _roots_of(dataset: RecordSet) -> list[str]:
-    return [part.manifest.records_root for part in dataset.parts]
 
 
 @lru_cache
