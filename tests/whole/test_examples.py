@@ -25,7 +25,7 @@ def run(name: str, *words: object, temporary: Path, launcher: tuple[str, ...] = 
     """What an example prints; it warns of nothing, and leaves neither a file nor a process."""
     temporary.mkdir()
     environ, command = (
-        {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # by AutoGraph
         (*launcher, EXAMPLES / name, *words),
     )
     process = piped(*command, cwd=temporary.parent, **environ)
