@@ -148,6 +148,7 @@ class Classes:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
+        self._digits: dict[int, str] = {}
         self._count = 0
         self._words: dict[int, str] = {}
         self._folders: dict[str, int] = {}
@@ -188,6 +189,10 @@ class Classes:
                 f"has the label {text}, but labels are names, or integers from 0 to {MAX_CLASSES - 1}"
             )
         if is_number:
+            if (first := self._digits.setdefault(int(text), text)) != text:
+                raise ValueError(
+                    f"has the label {text!r}, but elsewhere {first!r}; use one for both, or names"
+                )
             return self.add_number(int(text))
         if self._count:
             raise ValueError(f"has the label {text!r}, but the first one is a number; use one kind")

@@ -36,7 +36,7 @@ from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import CacheCounts, CachedDataset, CacheTooSmall, FileCache, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
 from shardprep.loaders.engine.engine import Counts
-from shardprep.loaders.order.epoch import EpochPlan, ShardUses, shard_uses
+from shardprep.loaders.order.epoch import EpochPlan, ShardUses, peak_use, shard_uses
 from shardprep.loaders.order.parts import Records
 
 CHUNK_BYTES = 4 << 20
@@ -359,7 +359,7 @@ ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for shards downlo
 class ShardFeed(Owner):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
-    Raises CacheTooSmall if an epoch of the ``plan`` needs more than the limit at once.
+    Raises CacheTooSmall if one of the first epochs of the ``plan`` needs more than the limit at once.
     """
 
     def __init__(self, dataset: CachedDataset, files: ShardFiles, plan: EpochPlan) -> None:
@@ -368,7 +368,7 @@ class ShardFeed(Owner):
         self._uses = lru_cache(maxsize=3)(partial(shard_uses, plan))
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
-        self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
+        self._check_limit(plan, sum(table.size for table in tables_of(dataset.manifest)))
         mean = files.total // max(1, len(files.sizes)) or 1
         ahead = min(MAX_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
         self._prefetcher = Prefetcher(self._cache, ahead=ahead * files.per_shard)
@@ -376,12 +376,12 @@ class ShardFeed(Owner):
         self._end = Finalizer(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))
         self._prefetcher.start()  # which an interruption would leave behind without the line above
 
-    def _check_limit(self, kept: int) -> None:
+    def _check_limit(self, plan: EpochPlan, kept: int) -> None:
         room = self._cache.room_bytes
         if self._files.total + kept <= room:
             return
         sizes = self._files.sizes
-        peak = max(self._uses(epoch).peak(sizes) for epoch in (0, 1)) if self._files.per_shard else 0
+        peak = peak_use(plan, sizes) if self._files.per_shard else 0
         least = kept + min(self._files.total, peak + int(sizes.max(initial=0)))  # one more is downloading
         if least > room:
             is_full = room < self._cache.limit_bytes

@@ -631,15 +631,29 @@ class ShardUses:
         return int(np.cumsum(changes).max())
 
 
-def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
+def peak_use(plan: EpochPlan, sizes: npt.NDArray[np.int64]) -> int:
+    """Return the largest total size of the shards in use at one step of the first epochs.
+
+    Covers up to 1,000 epochs, as many as take a few tenths of a second, but at least two.
+    """
+    records, exact_records = sum(plan.shard_counts), 1 << 16
+    is_exact = records <= exact_records or plan.places < records
+    work = max(1, plan.places) if is_exact else 1000 + 4 * len(sizes)
+    epochs = range(max(2, min(1000, (1 << 21) // work)))
+    return max(shard_uses(plan, epoch, exact_records=exact_records).peak(sizes) for epoch in epochs)
+
+
+def shard_uses(
+    plan: EpochPlan, epoch: int, *, start: int = 0, exact_records: int = EXACT_RECORDS
+) -> ShardUses:
     """Return the shard uses of an epoch that continues at the place ``start``.
 
-    The steps are bounds above EXACT_RECORDS records, and if the window covers a whole partition.
+    The steps are bounds above ``exact_records`` records, and if the window covers a whole partition.
     """
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
     steps = len(plan.split(start))
-    for part_shards, begins, ends in _partition_uses(plan, epoch, start) if steps else ():
+    for part_shards, begins, ends in _partition_uses(plan, epoch, start, exact_records) if steps else ():
         np.minimum.at(firsts, part_shards, begins)
         np.maximum.at(lasts, part_shards, np.minimum(ends, steps - 1))
     lasts[firsts >= steps] = -1  # a partition may have one step more than the epoch
@@ -648,7 +662,9 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
     return ShardUses(used, firsts[used], lasts[used])
 
 
-def _partition_uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Records, Records, Records]]:
+def _partition_uses(
+    plan: EpochPlan, epoch: int, start: int, exact_records: int
+) -> Iterator[tuple[Records, Records, Records]]:
     """Yield shards with their first and last steps, for parts of each partition of this rank.
 
     Bounds follow from the places: the record at place i of the stream has a key in i .. i + window, and a
@@ -662,7 +678,7 @@ def _partition_uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[R
         if window >= partition.records:
             shards = partition.shards[partition.counts > 0] if len(part) else partition.shards[:0]
             yield shards, np.zeros_like(shards), np.full_like(shards, len(part) - 1)
-        elif records > EXACT_RECORDS and plan.places == records:
+        elif records > exact_records and plan.places == records:
             runs = partition.runs(plan.window, seed=plan.seed, epoch=epoch)
             counts = partition.counts[runs]
             stops = np.cumsum(counts)

@@ -43,6 +43,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.csv", b"a/../b,x\na/../c,x\na/../d,x\ndog.jpg,\n", r"line 1: 'a/\.\./b' .*\(the first of 3\); also: .*line 4: "),
     ("list.txt", b"x" * 1025 + b" dog", r"line 1: names no file with a path of at most 1024 bytes"),
     ("list.txt", b"dog.jpg 1\ncat/1.jpg cat", r"line 2: has the label 'cat', but the first"),
+    ("list.txt", b"dog.jpg 02139\ncat/1.jpg 2139\n", r"line 2: has the label '2139', but elsewhere '02139'"),
     ("list.txt", b"dog.jpg 100000", r"line 1: has the label 100000, but .* 99999"),
     ("list.csv", b"path,label\ndog.jpg,2.0\n", r"line 2: has the label 2\.0, but .* integers from 0"),
     ("metadata.csv", "file_name,label\n0.png,0\n1.png,-2\n", r"line 3: has the label -2, but [^;]* 99999; correct the table$"),

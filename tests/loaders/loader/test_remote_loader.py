@@ -129,8 +129,7 @@ def test_each_shard_comes_at_most_once_an_epoch_and_those_used_soonest_stay(
 
 
 def test_the_least_limit_is_named_before_training_and_works(lmdb_shards: Path, tmp_path: Path) -> None:
-    options = {"cache": tmp_path / "c", "shuffle": LocalShuffle(20)}
-    url = lmdb_shards.as_uri()
+    url, options = lmdb_shards.as_uri(), {"cache": tmp_path / "c", "shuffle": LocalShuffle(20)}
     with pytest.raises(CacheTooSmall, match="a smaller window") as caught:
         loader_on(url, cache_limit="100kB", **options)
     with pytest.raises(CacheTooSmall):

@@ -14,7 +14,6 @@ from hypothesis import assume, given, settings, strategies as st
 
 from shardprep import Loader
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.loaders.order import epoch as module
 from shardprep.loaders.order.epoch import (
     Epoch,
     EpochPlan,
@@ -23,6 +22,7 @@ from shardprep.loaders.order.epoch import (
     ShardUses,
     Shuffle,
     parse_ranges,
+    peak_use,
     shard_uses,
     subtract_passed,
 )
@@ -173,12 +173,17 @@ def test_the_peak_is_the_largest_sum_of_sizes_at_one_step(plan: EpochPlan, data:
     assert uses.peak(sizes) == max(int(sizes[uses.at(step)].sum()) for step in range(len(plan.split(0))))
 
 
+def test_the_peak_of_a_training_is_that_of_many_epochs() -> None:
+    skewed, ones = plan((4, 60, 60) * 33, LocalShuffle(300), 8), np.ones(99, np.int64)
+    peaks = [shard_uses(skewed, epoch).peak(ones) for epoch in range(99)]
+    assert max(peaks[:2]) < max(peaks) <= peak_use(skewed, ones)
+
+
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_bounds_hold_all_uses_and_are_near_them(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_hold_all_uses_and_are_near_them(partitions: int) -> None:
     big = plan((500,) * 400, LocalShuffle(20_000, partitions=partitions), 256, rank=1, world_size=2)
     exact = shard_uses(big, 1)
-    monkeypatch.setattr(module, "EXACT_RECORDS", 0)
-    first, last = by_shard(exact), by_shard(shard_uses(big, 1))
+    first, last = by_shard(exact), by_shard(shard_uses(big, 1, exact_records=0))
     assert set(first) <= set(last)
     steps = len(big.split(0))
     for shard, (begin, end) in first.items():
