@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -450,10 +451,17 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
 
 
 def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Iterator[str]:
-    """Yield notes on classes whose name is another number, or that have one in a split beside this.
+    """Yield notes on classes that look alike, are named after other numbers, or have others in another split.
 
     ``columns`` names the columns to look at, "" for the labels.
     """
+    for column in columns:
+        shown: dict[str, str] = {}
+        for each in _class_numbers(manifest, column):
+            first = shown.setdefault(unicodedata.normalize("NFKC", each).casefold().strip(), each)
+            if first != each:
+                yield f"{first!r} and {each!r} are two classes; if they are one, write them alike in the source"
+                break
     for column in filter(None, columns):
         here = _class_numbers(manifest, column)
         other = next((name for name, number in here.items() if name != str(number)), None)

@@ -194,8 +194,7 @@ def wholes(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             done = place.run(0, str(STRACE), "-f", "--seccomp-bpf", "-y", f"-etrace={calls}", f"-o{log}")
             assert done.returncode == 0, done.stderr
             lines = log.read_text(errors="replace").splitlines()
-            points = points_in(lines, str(place.out))
-            self[name] = Whole(place, place.finish(), points, lines)
+            self[name] = Whole(place, place.finish(), points_in(lines, str(place.out)), lines)
             return self[name]
 
     return Wholes()

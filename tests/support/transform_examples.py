@@ -31,8 +31,7 @@ def rng(record: int = 0, epoch: int = 0) -> np.random.Generator:
 def example(image: bytes, *, ready: bool = False) -> Example:
     """A record with an image, a mask and boxes."""
     height, width = decode_rgb(image, orientation="ignore").shape[:2]
-    rng = np.random.default_rng(0)
-    mask = numbers_png(rng.integers(0, 5, (height, width), np.uint8))
+    mask = numbers_png(np.random.default_rng(0).integers(0, 5, (height, width), np.uint8))
     boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.6, 0.7], [0.8, 0.8, 0.9, 1]], np.float32)
     columns = {"mask": mask, "boxes": boxes, "kinds": np.arange(3, dtype=np.int32)}
     if ready:

@@ -148,8 +148,7 @@ def test_a_damaged_record_ends_the_export_and_is_named_and_a_repaired_one_is_rea
 ) -> None:
     (shard,) = dataset.glob("*.lmdb")
     data = bytearray(whole := shard.read_bytes())
-    at = data.index(b"\xff\xd8\xff", len(data) // 2) + 200
-    data[at] ^= 1
+    data[data.index(b"\xff\xd8\xff", len(data) // 2) + 200] ^= 1
     writable(shard).write_bytes(data)
 
     with ProcessPoolExecutor(1, get_context("spawn")) as executor:

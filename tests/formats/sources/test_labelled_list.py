@@ -241,14 +241,17 @@ def test_files_of_a_list_that_are_no_images_are_left_out_and_mustard_is_not_usta
     assert (done.manifest.records, done.ignored) == (1, {"non-image files": 1})
 
 
-def test_a_class_with_another_number_in_the_split_beside_is_noted(pictures: Path, tmp_path: Path) -> None:
-    for split, text in (("train", "dog.jpg dog\ncat/1.jpg cat\n"), ("val", "dog.jpg dog\n")):
+def test_classes_that_look_alike_or_have_another_number_in_the_split_beside_are_noted(
+    pictures: Path, tmp_path: Path
+) -> None:
+    for split, text in (("train", "dog.jpg dog\ncat/1.jpg cat\n"), ("val", "dog.jpg cat\ncat/1.jpg Cat\n")):
         write(path := tmp_path / f"{split}.txt", text.encode())
         (done,) = convert(path, tmp_path / "out", source_options=SourceOptions(root=pictures), workers=0)
         write(table := tmp_path / "kinds.csv", f"path,kind\n{text.replace(' ', ',')}".encode())
         joined = join(done.path, {"kind:label": table}, workers=0)
-    assert done.notes[0].startswith("dog is class 0 here and 1 in train beside it; convert both at once")
-    assert joined.notes[0].startswith("dog in the column kind is class 0 here and 1 in train beside it; take")
+    assert done.notes[0].startswith("'Cat' and 'cat' are two classes; if they are one")
+    assert done.notes[1].startswith("cat is class 1 here and 0 in train beside it; convert both at once")
+    assert joined.notes[1].startswith("cat in the column kind is class 1 here and 0 in train beside it; take")
 
 
 NAMES = [f"{number}.png" for number in range(7)]

@@ -137,8 +137,7 @@ def test_leaving_early_ends_the_sources_pass() -> None:
         finally:
             ended.append(True)
 
-    source = batches()
-    next(iter(to_torch(source)))
+    next(iter(to_torch(batches())))
     assert ended
 
 

@@ -182,8 +182,7 @@ def test_the_peak_of_a_training_is_that_of_many_epochs() -> None:
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_bounds_hold_all_uses_and_are_near_them(partitions: int) -> None:
     big = plan((500,) * 400, LocalShuffle(20_000, partitions=partitions), 256, rank=1, world_size=2)
-    exact = shard_uses(big, 1)
-    first, last = by_shard(exact), by_shard(shard_uses(big, 1, exact_records=0))
+    first, last = by_shard(shard_uses(big, 1)), by_shard(shard_uses(big, 1, exact_records=0))
     assert set(first) <= set(last)
     steps = len(big.split(0))
     for shard, (begin, end) in first.items():
