@@ -402,7 +402,8 @@ def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> I
     if len({*by_split.values()}) > 1 and 2 * len(by_split) >= len(names):
         raise UsageError(
             f"holds {' and '.join(by_split)}, which are splits by their names, not classes; rename them to train, val "
-            "and test, or convert each by itself with --split, and --coco FILE for COCO's annotations",
+            "and test, or convert each by itself with --split, and --coco FILE for COCO's annotations; "
+            f"{_advise_list(path)}",
             path=path,
         )
     for file in walk.files() if len(names) == 1 else ():
@@ -419,14 +420,26 @@ def recognise_class_folders(path: Path, split: str, options: SourceOptions) -> I
             f"holds {names[0]}/{records[0]}, so its folders are not classes; {advice}", path=path
         )
     if not names and any(map(is_image, walk.files())):
-        raise UsageError(
-            "holds images outside class folders, and nothing says which class they belong to; sort them "
-            "into <class>/, or convert a list of paths and labels; for images without labels, write the column "
-            "file_name to metadata.csv beside them",
-            path=path,
-        )
+        raise _loose_images_error(path, path)
     images = FolderImages("class-folders", path, "", options)
     return Ilsvrc(by_split={split: images}) if names else None
+
+
+def _loose_images_error(folder: Path, root: Path) -> UsageError:
+    return UsageError(
+        "holds images outside class folders, and nothing says which class they belong to; sort them into "
+        f"<class>/, or, {_advise_list(folder, root)}; for images without labels, write the column file_name to "
+        "metadata.csv beside them",
+        path=folder,
+    )
+
+
+def _advise_list(*folders: Path) -> str:
+    """Return the advice to convert a list, such as the tables in these folders."""
+    files = sorted({file.name for folder in folders for file in folder.iterdir()})
+    tables = [name for name in files if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
+    listed = "that file, with --root" if tables else "a list of paths and labels"
+    return f"if {' or '.join(tables[:MAX_NAMED]) or 'another file'} has the labels, convert {listed}"
 
 
 _NO_CLASS = (
@@ -475,6 +488,8 @@ class FolderImages:
         used = [each.top for each in source.by_split.values() if isinstance(each, FolderImages)]
         table = EntryTable(self.root, problems)
         notes = (*other_folders_note(self.root, used), *self._class_notes(source, split))
+        if split == "train" and not classes and any(map(is_image, walk.files(folder))):
+            raise _loose_images_error(self.top, self.root)
         if classes or split == "train":
             for file in walk.files(folder):
                 if not walk.skip_non_image(file, folder):
@@ -524,14 +539,11 @@ class FolderImages:
         names = [each.name for each in source.labels.classes]
         if split != source.splits[0] or (len(names) != 1 and official_words().keys() >= {*names}):
             return
-        siblings = sorted(each.name for top in {self.root, self.top} for each in top.iterdir())
-        tables = [name for name in siblings if name.lower().endswith(CSV_SUFFIXES + JSON_SUFFIXES)]
-        if tables or len(names) == 1:
-            statement = f"the only class is {names[0]}" if len(names) == 1 else "the folders are the classes"
-            list_it = "another file has the labels, convert a list of paths and labels"
-            if tables:
-                list_it = f"{' or '.join(tables[:MAX_NAMED])} has the labels, convert that file, with --root"
-            yield f"{statement}; if {list_it}"
+        advice = _advise_list(self.root, self.top)
+        if len(names) == 1:
+            yield f"the only class is {names[0]}; {advice}"
+        elif advice.endswith("--root"):
+            yield f"the folders are the classes; {advice}"
         if all(map(str.isdecimal, names)) and (in_order := sorted(names, key=int)) != names:
             label = next(label for label, name in enumerate(names) if name != in_order[label])
             yield (

@@ -139,7 +139,8 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
         ([], "is an empty folder$"),
         (["data-00000-of-00001.arrow", "state.json"], "saved by datasets' save_to_disk; write it with to_parquet"),
         (["train/1.jpg", "train/metadata.parquet"], "parquet: is not read beside images; write .* metadata.jsonl"),
-        (["1.jpg"], "outside class folders.*sort them into <class>/, or convert a list.*metadata.csv"),
+        (["1.jpg"], "outside class folders.*sort them into <class>/, or, .* convert a list.*metadata.csv"),
+        (["train/1.jpg", "a.csv"], "train: holds images outside .*, if a.csv has the labels, convert that"),
     ],
 )  # fmt: skip
 def test_folders_that_are_no_splits_and_classes_say_what_would_help(
