@@ -210,6 +210,10 @@ class HeldOutVal(Source):
 VALUE_EXTENSIONS = ("bin", "cls", "index", "json", "npy", "txt")  # extensions of a tar's members
 _COMMON_OPTIONS = ("follow_symlinks", "skip_non_images", "val_fraction")  # options for every source
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_OTHER_TAR = (
+    "is not a tar of ILSVRC12 or WebDataset; unpack it, and give its folder; or add --image-column jpg (or the like) "
+    "to take all images without labels"
+)
 _UNKNOWN_SOURCE = (
     "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
     "test; class folders; images with metadata.csv, folders of masks (--pair) or COCO's annotations; a list of "
@@ -295,8 +299,9 @@ def _recognise(path: Path, split: str | None, check_md5: bool, options: SourceOp
         source = tar or recognise_tensorpack(*defaulted) or recognise_list(*arguments)
     if source := source or recognise_webdataset(*arguments, single=VALUE_EXTENSIONS):
         return source
-    is_empty = is_folder and not any(path.iterdir())
-    raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
+    if is_folder and not any(path.iterdir()):
+        raise UsageError("is an empty folder", path=path)
+    raise UsageError(_OTHER_TAR if not is_folder and is_tar else _UNKNOWN_SOURCE, path=path)
 
 
 def _refuse_other_options(options: SourceOptions, source: Source) -> None:

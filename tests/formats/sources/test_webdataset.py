@@ -132,8 +132,8 @@ def test_a_shard_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_samples_of_one_part_are_read_if_it_is_text_or_the_named_image(part: str, tmp_path: Path) -> None:
     members = [(".DS_Store", b""), ("._1", b""), (f"1.{part}", b"a"), ("._2", b""), (f"2.{part}", b"b")]
     (shard := tmp_path / "0.tar").write_bytes(tar_of(members))  # macOS adds those that begin with a dot
-    for path in (shard, tmp_path):
-        with nullcontext() if part == "caption.txt" else pytest.raises(UsageError, match="is not a"):
+    for path, match in ((shard, "not a tar of .* unpack it, and give its"), (tmp_path, "not a known source")):
+        with nullcontext() if part == "caption.txt" else pytest.raises(UsageError, match=match):
             assert [row[part] for row in records(recognise(path).listing("train")).values()] == ["a", "b"]
     if part == "jpg":
         shard.write_bytes(tar_of([(f"{n}.jpg", IMAGES[n]) for n in range(2)]))
