@@ -3,7 +3,7 @@
 from importlib.metadata import version as version_of
 from typing import Any
 
-from shardprep.formats.runtime.files import Owner
+from shardprep.formats.runtime.owners import Owner
 
 project = "shardprep"
 author = "the shardprep authors"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra, UsageError
-from shardprep.formats.runtime.files import Owner, not_copyable_error
+from shardprep.formats.runtime.owners import Owner, not_copyable_error
 from shardprep.loaders.batches.passes import Source
 from shardprep.loaders.batches.slots import NUMBERS
 from shardprep.loaders.batches.stack import Conversion

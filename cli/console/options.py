@@ -22,10 +22,11 @@ from click.shell_completion import CompletionItem
 
 from shardprep.cli.console.output import PROGRESS_FORMS, json_option, make_progress
 from shardprep.formats.errors import MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.files import check_replaceable, user_path
+from shardprep.formats.runtime.files import check_replaceable
 from shardprep.formats.runtime.jobs import RayExecutor
 from shardprep.formats.runtime.processes import MAX_WORKERS
 from shardprep.formats.runtime.progress import parse_bytes
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.storage.store import Location
 

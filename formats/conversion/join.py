@@ -41,11 +41,11 @@ from shardprep.formats.runtime.files import (
     hash_file,
     publish,
     publish_bytes,
-    user_path,
 )
 from shardprep.formats.runtime.jobs import JobRunner, Unit
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, count_of, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,

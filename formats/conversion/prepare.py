@@ -28,17 +28,11 @@ from shardprep.formats.errors import (
     UsageError,
 )
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
-from shardprep.formats.runtime.files import (
-    LOCAL_FUSE,
-    NETWORK_FILESYSTEMS,
-    disk_room,
-    filesystem_type,
-    redact,
-    user_path,
-)
+from shardprep.formats.runtime.files import LOCAL_FUSE, NETWORK_FILESYSTEMS, disk_room, filesystem_type
 from shardprep.formats.runtime.jobs import Unit
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.runtime.progress import Progress, check_flags, check_int, count_of, format_size
+from shardprep.formats.runtime.user_paths import redact, user_path
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,

@@ -60,11 +60,11 @@ from shardprep.formats.records.schema import (
     refuse_masked,
     split_schema,
 )
-from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters, Unit
 from shardprep.formats.runtime.json_record import is_text
 from shardprep.formats.runtime.processes import pickle_for_worker, usable_cpus
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.shards.columns import BOX_COLUMNS
 from shardprep.formats.shards.dataset import SPLITS, Dataset

@@ -22,11 +22,12 @@ from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
-from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
+from shardprep.formats.runtime.files import publish_bytes, read_small_file
 from shardprep.formats.runtime.jobs import Job, JobRunner, Unit, counted_range
 from shardprep.formats.runtime.json_record import canonical_json, parse_as, parse_canonical_json
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     add_resume_note,

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from shardprep.formats.errors import ManifestDamaged, UsageError, printable
 from shardprep.formats.records.schema import RESERVED, BadValue
-from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.json_record import matches, sha256_of
+from shardprep.formats.runtime.owners import cached_property
 
 UNLABELLED = -1
 MAX_CLASS_ID = (1 << 31) - 1

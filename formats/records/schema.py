@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, DataError, UsageError, printable
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 
 MAX_VALUE_BYTES = 64 << 20  # the limit of an image
 MAX_JSON_DEPTH = 100  # lists and dicts that a value lies in

@@ -19,8 +19,9 @@ from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import encode_png
 from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicates, Links
 from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import save_bytes
 from shardprep.formats.runtime.progress import Progress, check_seed, count_of, round_step
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.read import Rows

@@ -20,8 +20,9 @@ from shardprep.formats.images.header import ImageFlag, read_image_header
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measure, perceptual_hash
-from shardprep.formats.runtime.files import name_in_os_errors, open_regular, save_bytes, user_path, user_paths
+from shardprep.formats.runtime.files import name_in_os_errors, open_regular, save_bytes
 from shardprep.formats.runtime.progress import Progress, check_flags
+from shardprep.formats.runtime.user_paths import user_path, user_paths
 from shardprep.formats.shards.dataset import Dataset
 
 HASHES = "shardprep hashes 1"

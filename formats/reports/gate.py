@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import check_decoder
 from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
-from shardprep.formats.runtime.files import read_small_file, save_bytes, user_path
+from shardprep.formats.runtime.files import read_small_file, save_bytes
 from shardprep.formats.runtime.progress import Progress, check_flags, is_number
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import refuse_folder_of_splits
 from shardprep.formats.shards.manifest import read_manifest
 

@@ -1,4 +1,4 @@
-"""Files: atomic writes, reads at offsets, opening without following links, owners of descriptors and locks.
+"""Files: atomic writes, reads at offsets, opening without following links, and errors that name them.
 
 All disk access goes through here, so a full disk, a changed file or a bad path raises one of this package's
 errors.
@@ -12,11 +12,8 @@ Only an empty read means the end of the file.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import errno
-import fcntl
-import functools
 import gzip
 import hashlib
 import os
@@ -25,204 +22,23 @@ import secrets
 import shutil
 import stat
 import sys
-import threading
-import weakref
 import zlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Self, SupportsIndex, TypeVar, overload
+from typing import BinaryIO, TypeVar
 
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
-    NotCopyable,
     OperationError,
     ShardprepError,
     SourceDamaged,
     UnknownVersion,
-    UsageError,
 )
 from shardprep.formats.runtime import open_streams
-from shardprep.formats.runtime.progress import check_flags
-
-T = TypeVar("T")
-
-
-class cached_property(functools.cached_property[T]):  # noqa: N801 - it replaces the standard one
-    """``functools.cached_property`` of Python 3.12, for earlier versions.
-
-    These hold one lock for all objects while they compute a value: a process forked in the meantime would
-    wait for it forever. Without it, two threads may compute the same value.
-    """
-
-    @overload
-    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
-
-    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
-        if instance is None:
-            return self
-        value = vars(instance)[str(self.attrname)] = self.func(instance)
-        return value
-
-
-class Closable:
-    """Base of what a context closes at its end."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class Owner:
-    """Base of owners, which cannot be copied: ``copy`` and ``pickle`` raise NotCopyable at once.
-
-    ``copy_advice`` is the error's advice. In a forked copy of the process that made it, an owner must not be
-    used, and releases nothing.
-    """
-
-    copy_advice: ClassVar[str] = "make a new one where it is needed"
-
-    _pid: int
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        owner = super().__new__(cls)
-        object.__setattr__(owner, "_pid", os.getpid())  # subclasses may be frozen dataclasses
-        return owner
-
-    @property
-    def was_made_here(self) -> bool:
-        """Whether this process made the object, not one that it was forked from."""
-        return self._pid == os.getpid()
-
-    def refuse_forked(self, name: str) -> None:
-        """Raise UsageError, which calls this ``name``, in a forked copy of the process that made it."""
-        if not self.was_made_here:
-            raise UsageError(f"this {name} belongs to the process that forked this one; make another")
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
-        raise not_copyable_error(self, self.copy_advice)
-
-
-def not_copyable_error(owner: object, advice: str) -> NotCopyable:
-    return NotCopyable(
-        f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
-        f"{advice}"
-    )
-
-
-class Descriptor(Owner):
-    """A descriptor that is closed once, at the latest by its finalizer, and only in the opening process.
-
-    In a forked copy of that process the number may belong to another file, because a daemon closes all
-    inherited descriptors. Closing takes no lock.
-    """
-
-    _number = -1
-    _is_finalizing = staticmethod(sys.is_finalizing)  # kept when modules are cleared at the program's end
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        """Return the descriptor's number; -1 once it is closed."""
-        return self._number
-
-    def close(self) -> None:
-        """Close the descriptor, unless this process is a forked copy, or is ending. Idempotent."""
-        number, self._number = self._number, -1
-        if number >= 0 and not self._is_finalizing() and self.was_made_here:
-            os.close(number)
-
-    def __del__(self) -> None:
-        if not self._is_finalizing():  # the system closes the descriptor then
-            self.close()
-
-
-_locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()
-
-
-def _close_inherited_locks() -> None:
-    """In a forked copy of this process, close the locks, which it would hold for as long as it lives."""
-    for lock in _locks:
-        number, lock._number = lock._number, -1  # the number may be reused from here on
-        with suppress(OSError):
-            os.close(number)
-
-
-os.register_at_fork(after_in_child=_close_inherited_locks)
-
-
-class LockDescriptor(Descriptor):
-    """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        _locks.add(self)
-
-    def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
-        """Take or convert the lock, by default waiting for others; return whether it is held.
-
-        Converting a lock is not atomic: another process may hold it in between. Raises OperationError if
-        the file system has no locks.
-        """
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        try:
-            fcntl.flock(self.fileno(), kind if wait else kind | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise OperationError(
-                f"cannot be locked ({error.strerror}): mount its file system with locks (Lustre: -o flock), or "
-                "choose a folder on another one",
-                path=Path(f"/proc/self/fd/{self.fileno()}").readlink(),
-            ) from error
-
-    def close(self) -> None:
-        """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
-        if self.fileno() >= 0 and self.was_made_here:
-            with suppress(OSError):  # where there are no locks
-                fcntl.flock(self.fileno(), fcntl.LOCK_UN)
-        super().close()
-
-
-class Finalizer(Owner):
-    """Calls ``end`` once: when this is called, when ``owner`` is garbage-collected, or at program exit.
-
-    Garbage collection may run in any thread, even one that holds a lock that ``end`` waits for, so it calls
-    ``end`` in a new thread. ``end`` must not refer to the owner.
-    """
-
-    def __init__(self, owner: object, end: Callable[[], object]) -> None:
-        self._end = end
-        self._finalizer = weakref.finalize(owner, _end_collected, end)
-
-    @property
-    def has_run(self) -> bool:
-        return not self._finalizer.alive
-
-    def __call__(self) -> None:
-        if self._finalizer.detach():
-            self._end()
-
-
-def _end_collected(end: Callable[[], object]) -> None:
-    if threading.main_thread().is_alive():
-        _thread.start_new_thread(end, ())  # unlike threading.Thread, it takes no locks
-    else:  # at program exit, in the main thread, which threading counts as ended
-        end()
-
+from shardprep.formats.runtime.owners import Descriptor, Owner
 
 MFD_CLOEXEC = 1  # of Linux's memfd.h
 
@@ -624,102 +440,3 @@ class GzipStream(Owner, AbstractContextManager["GzipStream"]):
                 f"inflates to more than {self._limit} bytes; it is not the official file", path=self.path
             )
         return data
-
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_MISSPELT = re.compile(r"(s3|gs|az|https?|file):|[^/\s:@]+:[^/\s@]*@")
-_SECRETS = re.compile(r"(?<=://)[^/?#\s]*@|[^/\s:@]+:[^/\s@]*@|[?#][^\s\"')>]*|;[^/\s=;]+=[^/\s\"')>]*")
-
-
-def user_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path with a leading ``~`` or ``~name`` expanded, unless there is no such user.
-
-    Raises UsageError for an empty string (such as an unset variable), for a null character, for a URL, and
-    for a misspelt URL, unless a file has that name.
-    """
-    if not isinstance(path, str | os.PathLike) or path == "" or "\0" in os.fsdecode(path):
-        raise UsageError(f"a path is needed here, not {path!r}; '.' is the current folder")
-    if isinstance(path, str) and (url := _URL.match(path)):  # the rest may contain a secret
-        place = f"not a URL that begins with {url[0]} (prep fetch copies a dataset from there)"
-        raise UsageError(f"a path on this machine is needed here, {place}")
-    if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):
-        raise UsageError(
-            "looks like a misspelt URL: write SCHEME://PLACE/FOLDER with the credentials in the "
-            "environment, or begin a path of this name with ./",
-            path=redact(path),
-        )
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
-def user_paths(paths: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:
-    """Return the paths of the argument ``name`` as :func:`user_path` does. Raises UsageError for one path."""
-    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):  # one path
-        raise UsageError(f"{name} must be a list of paths, such as [{paths!r}]")
-    return [user_path(path) for path in paths]
-
-
-def caches_folder() -> Path:
-    """Return the folder of this user's caches, which may not exist. Raises RuntimeError without a home."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep"
-
-
-def redact(text: str) -> str:
-    """Return the text without the credentials, queries, fragments and parameters of its URLs.
-
-    >>> redact("GET https://me:secret@host/train?sig=secret failed")
-    'GET https://…@host/train?… failed'
-    >>> redact("http:me:secret@host/train;token=secret")
-    '…@host/train;…'
-    """
-    return _SECRETS.sub(lambda match: f"{match[0][0]}…" if match[0][0] in "?#;" else "…@", text)
-
-
-MAX_KEY_FILE_BYTES = 1 << 14  # of a key file, which has about 300
-
-
-@dataclass(frozen=True)
-class KeyPair:
-    """The two files of a key pair, and the public key's fingerprint, for comparing it by eye."""
-
-    secret: Path
-    public: Path
-    fingerprint: str
-
-
-def fingerprint(public: bytes) -> str:
-    """Return 16 hexadecimal digits that identify a public key."""
-    return hashlib.sha256(public).hexdigest()[:16]
-
-
-def save_key_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwrite: bool) -> None:
-    """Write both files of a key pair. Raises UsageError if one exists, unless it may be overwritten."""
-    check_flags(overwrite=overwrite)
-    for file, _ in (secret, public):
-        if not overwrite and os.path.lexists(file):
-            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
-    # the public one first: if it cannot be written, an earlier secret key is still there
-    save_bytes(*public, mode=0o644)
-    save_bytes(*secret, mode=0o600)
-
-
-def read_key_file(path: Path, advice: str) -> tuple[bytes, os.stat_result]:
-    """Read a file, and return its status, too: it cannot be replaced between the two.
-
-    Raises OperationError with the ``advice`` if it cannot be read, UsageError if it cannot be a key's.
-    """
-    try:
-        descriptor = Descriptor(os.open(path, OPEN_FLAGS))
-    except OSError as error:
-        raise OperationError(f"{error.strerror}; {advice}", path=path) from None
-    with closing(descriptor):
-        status = os.fstat(descriptor.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError("is not a regular file; name the key file itself", path=path)
-        data = os.read(descriptor.fileno(), MAX_KEY_FILE_BYTES + 1)
-    if len(data) > MAX_KEY_FILE_BYTES:
-        raise UsageError(f"has more than {MAX_KEY_FILE_BYTES} bytes, so it is not a key file", path=path)
-    return data, status

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, OperationError, ShardprepError, WorkerDied
-from shardprep.formats.runtime.files import Descriptor, Owner, name_in_os_errors
+from shardprep.formats.runtime.files import name_in_os_errors
+from shardprep.formats.runtime.owners import Descriptor, Owner
 from shardprep.formats.runtime.processes import ChildDied, ChildLost, WorkerPool, call_isolated, usable_cpus
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_int, report_shards
 

@@ -13,7 +13,8 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import name_in_data_errors, read_small_file, save_bytes, user_path
+from shardprep.formats.runtime.files import name_in_data_errors, read_small_file, save_bytes
+from shardprep.formats.runtime.user_paths import user_path
 
 # Lists, objects and their elements. Each takes some 200 bytes of memory, but maybe only 2 in a file. A 64 MiB
 # list of shards or classes has fewer, because an entry has at least 100 bytes.

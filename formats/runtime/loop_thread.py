@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from shardprep.formats.runtime.files import Owner
+from shardprep.formats.runtime.owners import Owner
 
 POLL_INTERVAL_S = 0.1
 

@@ -32,7 +32,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shardprep.formats.errors import OperationError, ShardDamaged, UsageError, WorkerDied
 from shardprep.formats.runtime import open_streams
-from shardprep.formats.runtime.files import Descriptor, Owner
+from shardprep.formats.runtime.owners import Descriptor, Owner
 
 SPAWN = multiprocessing.get_context("spawn")
 MAX_WORKERS = 4096  # processes or threads of one call

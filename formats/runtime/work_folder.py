@@ -24,15 +24,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import (
-    FULL_DISK,
-    LockDescriptor,
-    Owner,
-    flush_file,
-    full_disk_error,
-    publish_bytes,
-)
+from shardprep.formats.runtime.files import FULL_DISK, flush_file, full_disk_error, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.owners import LockDescriptor, Owner
 from shardprep.formats.runtime.progress import count_of
 
 WORK_FOLDER_NAME = ".prep"

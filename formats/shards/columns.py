@@ -30,8 +30,9 @@ from shardprep.formats.records.record import (
     record_crc,
 )
 from shardprep.formats.records.schema import BadValue, Field, Schema
-from shardprep.formats.runtime.files import Owner, cached_property, flush_file
+from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json, parse_fields, to_json_value
+from shardprep.formats.runtime.owners import Owner, cached_property
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,

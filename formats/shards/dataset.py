@@ -28,9 +28,10 @@ from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.images.pictures import MAX_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.record import LabelSpace, Record, check_transform
 from shardprep.formats.records.schema import Schema
-from shardprep.formats.runtime.files import Closable, cached_property, user_path
+from shardprep.formats.runtime.owners import Closable, cached_property
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.progress import accepts_arguments
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.manifest import (

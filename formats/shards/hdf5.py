@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.runtime.files import Owner, name_in_os_errors
+from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.jobs import Unit
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.shards.read import (
     Addresses,
     Container,

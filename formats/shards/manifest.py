@@ -30,7 +30,7 @@ from shardprep.formats.records.record import (
     LabelSpace,
 )
 from shardprep.formats.records.schema import MAX_VALUE_BYTES, Field, Schema
-from shardprep.formats.runtime.files import cached_property, read_small_file, user_path
+from shardprep.formats.runtime.files import read_small_file
 from shardprep.formats.runtime.json_record import (
     FILE_SHAPE,
     SHA256,
@@ -43,7 +43,9 @@ from shardprep.formats.runtime.json_record import (
     sha256_of,
     to_json_value,
 )
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import check_flags, count_of
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.columns import (
     BOX_COLUMNS,
     BoxTable,

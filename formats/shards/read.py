@@ -35,10 +35,6 @@ from shardprep.formats.errors import CorruptRecord, ManifestDamaged, OperationEr
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES, record_crc
 from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
-    Closable,
-    Descriptor,
-    Owner,
-    caches_folder,
     hash_descriptor,
     hash_file,
     name_in_os_errors,
@@ -49,6 +45,8 @@ from shardprep.formats.runtime.files import (
     temporary_path,
 )
 from shardprep.formats.runtime.jobs import Unit
+from shardprep.formats.runtime.owners import Closable, Descriptor, Owner
+from shardprep.formats.runtime.user_paths import caches_folder
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 

@@ -20,8 +20,9 @@ import numpy as np
 from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import BadValue, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage, user_path
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
 from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import Classes, EntryTable, find_unlisted, record_key

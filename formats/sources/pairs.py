@@ -18,7 +18,7 @@ import numpy as np
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, LabelSpace
 from shardprep.formats.records.schema import CODECS, BadValue, Field, Schema
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (

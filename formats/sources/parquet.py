@@ -20,7 +20,8 @@ import numpy as np
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
 from shardprep.formats.records.record import UNLABELLED
 from shardprep.formats.records.schema import ArrayCodec, BadValue, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, Owner, errors_as_damage
+from shardprep.formats.runtime.files import ArchiveFile, errors_as_damage
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.runtime.processes import ChildDied, WorkerPool
 from shardprep.formats.sources.listing import Classes, official_key
 from shardprep.formats.sources.record_files import (

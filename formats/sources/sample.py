@@ -23,8 +23,9 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import official_words
-from shardprep.formats.runtime.files import flush_file, name_in_os_errors, user_path
+from shardprep.formats.runtime.files import flush_file, name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress, check_int
+from shardprep.formats.runtime.user_paths import user_path
 
 PHOTOGRAPHS = 25
 MAX_NUMBER_GAP = 400  # the real set numbers train images with gaps and with up to 5 digits

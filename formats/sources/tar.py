@@ -23,8 +23,9 @@ from zlib import adler32
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import ArchiveFile, Identity, Owner, ReadAt, errors_as_damage
+from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, errors_as_damage
 from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.sources.source import Archive, Entries, ResourceReader, WholeArchive
 from shardprep.formats.storage.archive import HEADERS_AT_ONCE, PIECE_BYTES, RemoteArchive, RemoteFile

@@ -17,8 +17,9 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, Descriptor, name_in_os_errors, read_at
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, name_in_os_errors, read_at
 from shardprep.formats.runtime.json_record import is_text
+from shardprep.formats.runtime.owners import Descriptor
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, ResourceReader
 
 IGNORED_NAMES = (

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import Owner
 from shardprep.formats.runtime.loop_thread import LoopThread
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.storage.store import (
     PATIENT,
     Location,

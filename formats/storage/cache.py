@@ -28,16 +28,10 @@ from shardprep.formats.errors import (
     SourceDamaged,
     UsageError,
 )
-from shardprep.formats.runtime.files import (
-    Closable,
-    LockDescriptor,
-    Owner,
-    errors_as_no_space,
-    full_disk_error,
-    hash_descriptor,
-    user_path,
-)
+from shardprep.formats.runtime.files import errors_as_no_space, full_disk_error, hash_descriptor
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
+from shardprep.formats.runtime.owners import Closable, LockDescriptor, Owner
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.manifest import INDEX_NAME, Manifest, tables_of
 from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles

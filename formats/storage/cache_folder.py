@@ -32,9 +32,6 @@ from shardprep.formats.runtime.files import (
     FULL_DISK,
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
-    Descriptor,
-    LockDescriptor,
-    Owner,
     disk_room,
     errors_as_no_space,
     filesystem_type,
@@ -44,6 +41,7 @@ from shardprep.formats.runtime.files import (
     temporary_path,
     write_at,
 )
+from shardprep.formats.runtime.owners import Descriptor, LockDescriptor, Owner
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.dataset import refuse_in_dataset
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, OutputBusy, UsageError
-from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
+from shardprep.formats.runtime.files import publish_bytes, read_at, read_into
 from shardprep.formats.runtime.json_record import JsonRecord, canonical_json, sha256_of
 from shardprep.formats.runtime.progress import byte_count, check_int, count_of
+from shardprep.formats.runtime.user_paths import user_path, user_paths
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
     Dataset,

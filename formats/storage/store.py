@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import FULL_DISK, Owner, flush_file, full_disk_error, redact, user_path
+from shardprep.formats.runtime.files import FULL_DISK, flush_file, full_disk_error
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.runtime.progress import check_int, check_seconds
+from shardprep.formats.runtime.user_paths import redact, user_path
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta

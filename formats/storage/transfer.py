@@ -12,17 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.errors import ManifestDamaged, UsageError
-from shardprep.formats.runtime.files import (
-    OPEN_FLAGS,
-    LockDescriptor,
-    Owner,
-    name_in_os_errors,
-    publish,
-    read_at,
-    write_at,
-)
+from shardprep.formats.runtime.files import OPEN_FLAGS, name_in_os_errors, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread, run_all
+from shardprep.formats.runtime.owners import LockDescriptor, Owner
 from shardprep.formats.runtime.progress import Progress, report_shards
 from shardprep.formats.runtime.work_folder import add_resume_note
 from shardprep.formats.shards.dataset import SPLITS

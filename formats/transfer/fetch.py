@@ -10,9 +10,10 @@ from pathlib import Path
 
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import publish_bytes, read_small_file, user_path
+from shardprep.formats.runtime.files import publish_bytes, read_small_file
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
 from shardprep.formats.shards.read import FileEntry

@@ -32,12 +32,13 @@ from shardprep.formats.conversion.shard import (
     write_commit,
 )
 from shardprep.formats.errors import ManifestDamaged, OperationError, PlanMismatch, ShardDamaged, UsageError
-from shardprep.formats.runtime.files import caches_folder, read_at, user_path
+from shardprep.formats.runtime.files import read_at
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread, call_in_thread
 from shardprep.formats.runtime.processes import usable_cpus
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
+from shardprep.formats.runtime.user_paths import caches_folder, user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
 from shardprep.formats.shards.dataset import refuse_in_dataset, splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest

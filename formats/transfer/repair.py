@@ -19,10 +19,11 @@ from shardprep.formats.conversion.plan import Plan, PlanOptions, make_plan, writ
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import build_index, build_tables, shard_jobs, write_column_tables
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
-from shardprep.formats.runtime.files import publish, user_path
+from shardprep.formats.runtime.files import publish
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,

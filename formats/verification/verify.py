@@ -24,7 +24,7 @@ import numpy as np
 from shardprep.formats.errors import ManifestDamaged, ShardDamaged, ShardprepError, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import content_root
-from shardprep.formats.runtime.files import hash_file, memory_file, user_path
+from shardprep.formats.runtime.files import hash_file, memory_file
 from shardprep.formats.runtime.jobs import (
     AT_ONCE,
     ExecutorCall,
@@ -35,6 +35,7 @@ from shardprep.formats.runtime.jobs import (
 from shardprep.formats.runtime.loop_thread import LoopThread, run_all
 from shardprep.formats.runtime.processes import WorkerPool, usable_cpus
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.manifest import (

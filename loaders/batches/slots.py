@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import Descriptor, cached_property, memory_file
+from shardprep.formats.runtime.files import memory_file
+from shardprep.formats.runtime.owners import Descriptor, cached_property
 from shardprep.loaders.batches.pickling import Memory, PickledValue, aligned_copy, available_memory, round_up
 from shardprep.loaders.transforms.contract import ArraySpec
 

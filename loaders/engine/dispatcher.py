@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import WorkerDied, printable
-from shardprep.formats.runtime.files import Descriptor
+from shardprep.formats.runtime.owners import Descriptor
 from shardprep.formats.runtime.processes import (
     START_TIMEOUT_S,
     SpawnedProcess,

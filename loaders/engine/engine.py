@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError, WorkerDied, printable
-from shardprep.formats.runtime.files import Closable, Owner
+from shardprep.formats.runtime.owners import Closable, Owner
 from shardprep.formats.runtime.processes import CRASHES, refuse_in_main_import
 from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.loaders.batches.pickling import Memory

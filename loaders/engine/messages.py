@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError
-from shardprep.formats.runtime.files import Descriptor
+from shardprep.formats.runtime.owners import Descriptor
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
     Memory,

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import save_bytes
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.loaders.engine.leases import Lease
 from shardprep.loaders.engine.messages import Clock
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, NumberedItems, SchemaLike, write_dataset
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Closable, cached_property
 from shardprep.formats.runtime.json_record import parse_natural
+from shardprep.formats.runtime.owners import Closable, cached_property
 from shardprep.formats.runtime.processes import MAX_WORKERS
 from shardprep.formats.runtime.progress import Progress, check_flags, check_int, check_seconds, check_seed
 from shardprep.formats.shards.manifest import Manifest

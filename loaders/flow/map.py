@@ -21,7 +21,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.record import UNLABELLED, ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED, is_integer
-from shardprep.formats.runtime.files import Owner, cached_property
+from shardprep.formats.runtime.owners import Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, check_seed
 from shardprep.loaders.batches.passes import end_pass, ending
 from shardprep.loaders.flow.node import Function, Length, Node, PassContext, PickableStep, Step

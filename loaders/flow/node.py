@@ -21,7 +21,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.schema import is_integer
-from shardprep.formats.runtime.files import Closable, cached_property
+from shardprep.formats.runtime.owners import Closable, cached_property
 from shardprep.formats.runtime.progress import accepts_arguments
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.batches.pickling import PICKLING_ADVICE, loads, pickle_for_process

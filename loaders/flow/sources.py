@@ -22,8 +22,9 @@ from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import SPACES, ItemForm
-from shardprep.formats.runtime.files import Closable, Finalizer, Owner, cached_property, user_path
+from shardprep.formats.runtime.owners import Closable, Finalizer, Owner, cached_property
 from shardprep.formats.runtime.progress import check_flags, check_int, check_seconds, check_seed
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry

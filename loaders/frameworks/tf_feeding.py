@@ -19,7 +19,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Owner
+from shardprep.formats.runtime.owners import Owner
 from shardprep.loaders.batches.passes import Passes, end_pass, ending
 from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, flatten, make_leaves, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check_use, closing_lock

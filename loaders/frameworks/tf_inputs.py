@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Closable, Owner
+from shardprep.formats.runtime.owners import Closable, Owner
 from shardprep.formats.runtime.progress import check_int
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.flow.flow import Flow

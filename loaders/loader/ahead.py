@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.runtime.files import OPEN_FLAGS, Descriptor, Finalizer, Owner
+from shardprep.formats.runtime.files import OPEN_FLAGS
+from shardprep.formats.runtime.owners import Descriptor, Finalizer, Owner
 from shardprep.formats.shards.columns import MAX_OPEN, PartFiles
 from shardprep.formats.shards.dataset import Block
 from shardprep.formats.shards.manifest import tables_of

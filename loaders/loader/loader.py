@@ -26,7 +26,7 @@ from shardprep.formats.images.decode import (
     warn_of_other_decoder,
 )
 from shardprep.formats.images.pictures import MAX_SHOWN, Gallery, ShownImage
-from shardprep.formats.runtime.files import Closable, Owner
+from shardprep.formats.runtime.owners import Closable, Owner
 from shardprep.formats.runtime.processes import MAX_WORKERS, usable_cpus
 from shardprep.formats.runtime.progress import check_flags, check_int, count_of
 from shardprep.formats.shards.dataset import Dataset

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import cv2, encode_png
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import save_bytes
 from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed

@@ -24,17 +24,15 @@ from shardprep.formats.errors import (
 )
 from shardprep.formats.runtime.files import (
     OPEN_FLAGS,
-    LockDescriptor,
-    fingerprint,
     name_in_data_errors,
     name_in_os_errors,
     read_small_file,
     save_bytes,
-    user_path,
-    user_paths,
 )
 from shardprep.formats.runtime.json_record import JsonRecord, is_within, parse_fields, sha256_of
+from shardprep.formats.runtime.owners import LockDescriptor
 from shardprep.formats.runtime.progress import count_of
+from shardprep.formats.runtime.user_paths import fingerprint, user_path, user_paths
 from shardprep.formats.storage.open import open_records
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import SHARED_SETTINGS, RunCard

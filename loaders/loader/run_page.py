@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.pages import bars, format_share, line_chart, page
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import save_bytes
 from shardprep.formats.runtime.json_record import parse_as
 from shardprep.formats.runtime.progress import count_of, format_number, format_size
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.loaders.loader.stats import StageLoad
 
 MAX_PARTS = 1000  # of the time

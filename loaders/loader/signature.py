@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, MissingExtra, UsageError
-from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
+from shardprep.formats.runtime.user_paths import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

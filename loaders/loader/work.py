@@ -24,7 +24,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.header import CROP_READY
 from shardprep.formats.records.schema import Field, is_masked
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import check_int, check_seed, count_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Block, RecordSet, blocks_of

@@ -19,8 +19,8 @@ import zmq
 from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 from shardprep.formats.runtime.progress import check_flags
+from shardprep.formats.runtime.user_paths import KeyPair, fingerprint, read_key_file, save_key_pair, user_path
 from shardprep.loaders.machines.socket import check_endpoint_form
 
 AnyPath = str | os.PathLike[str]

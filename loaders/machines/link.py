@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import Closable
+from shardprep.formats.runtime.owners import Closable
 from shardprep.loaders.batches.passes import end_pass
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head

@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import Closable, Owner
+from shardprep.formats.runtime.owners import Closable, Owner
 from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import make_error

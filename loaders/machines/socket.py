@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import Owner
+from shardprep.formats.runtime.owners import Owner
 from shardprep.formats.runtime.progress import check_flags, is_sequence
 from shardprep.loaders.machines.codec import PIECE
 

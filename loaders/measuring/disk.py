@@ -27,14 +27,14 @@ from shardprep.formats.errors import NoSpace, UsageError, WorkerDied
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
-    Descriptor,
     disk_room,
     filesystem_type,
     name_in_os_errors,
-    user_path,
 )
 from shardprep.formats.runtime.json_record import JsonRecord
+from shardprep.formats.runtime.owners import Descriptor
 from shardprep.formats.runtime.progress import check_int, check_seconds
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
 

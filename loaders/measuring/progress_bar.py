@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.runtime.files import Closable
+from shardprep.formats.runtime.owners import Closable
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 from shardprep.loaders.loader.loader import Loader

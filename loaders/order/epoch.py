@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import cached_property
 from shardprep.formats.runtime.json_record import parse_natural
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import byte_count, check_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import is_number
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 

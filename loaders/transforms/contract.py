@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.records.record import check_transform
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import accepts_arguments, is_number
 
 

@@ -16,7 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.decode import Encoded, cv2
 from shardprep.formats.images.header import EXTREME_ASPECT
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import check_flags, check_int, is_number, is_sequence
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,

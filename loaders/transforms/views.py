@@ -11,7 +11,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.progress import is_sequence
 from shardprep.loaders.transforms.contract import (
     IMAGE,

@@ -16,7 +16,7 @@ from test_public import CALLS
 
 from shardprep import formats
 from shardprep.formats import UsageError
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.user_paths import user_path
 from shardprep.loaders import ContactSheet, FakeData, Flow, Loader, RunCard, prove
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.loader.signature import make_signing_keys

@@ -15,7 +15,7 @@ import pytest
 
 from shardprep.formats.errors import OutputBusy
 from shardprep.formats.runtime import processes
-from shardprep.formats.runtime.files import cached_property
+from shardprep.formats.runtime.owners import cached_property
 from shardprep.formats.runtime.processes import Child, WorkerPool, call_isolated
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.repository import SUPPORT
@@ -137,7 +137,7 @@ os._exit(0)
 def test_at_the_end_of_the_program_owners_end_in_the_main_thread_and_quietly() -> None:
     program = (
         "import json, os, sys, threading\n"
-        "from shardprep.formats.runtime.files import Finalizer, Descriptor\n"
+        "from shardprep.formats.runtime.owners import Finalizer, Descriptor\n"
         "class Owner(Descriptor): __del__ = Descriptor.close\n"
         "owner, other = (kind(os.open('/', 0)) for kind in (Owner, Descriptor))\n"
         "sys.kept, json.kept = [json, sys.modules[Descriptor.__module__]], [owner, other]\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import MAX_KEY_FILE_BYTES
+from shardprep.formats.runtime.user_paths import MAX_KEY_FILE_BYTES
 from shardprep.loaders.machines.keys import (
     PlaintextWire,
     check_endpoint,
