@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from cmath import isfinite
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -186,10 +187,13 @@ class Padding:
 
     def _value_as(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         try:
-            value = np.array(self.value, dtype)
+            with np.errstate(over="ignore"):
+                value = np.array(self.value, dtype)
+            is_whole = dtype.kind in "biu"
+            is_held = value == self.value if is_whole else isfinite(value) or not isfinite(self.value)
         except (OverflowError, TypeError, ValueError):
-            value = None
-        if value is None or not np.isclose(value, self.value, equal_nan=True):
+            is_held = False
+        if not is_held:
             raise UsageError(f"pad({self.value!r}): {dtype} does not hold that value")
         return value
 
@@ -207,6 +211,8 @@ def rows_of(batch: Any) -> Iterator[Any]:
 
 
 def _rows(part: Any) -> Iterator[Any]:
+    if isinstance(part, Mapping | tuple) and not part:
+        return repeat(part)  # beside parts that have rows
     if isinstance(part, Mapping):
         return map(lambda *values: dict(zip(part, values, strict=True)), *map(_rows, part.values()))
     if isinstance(part, tuple):

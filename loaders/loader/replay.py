@@ -19,6 +19,7 @@ from shardprep.formats.images.decode import cv2, encode_png
 from shardprep.formats.runtime.files import save_bytes
 from shardprep.formats.runtime.progress import count_of
 from shardprep.formats.runtime.user_paths import user_path
+from shardprep.loaders.batches.stack import rows_of
 from shardprep.loaders.loader.digest import digest_of
 from shardprep.loaders.loader.run_card import DECIDING_SETTINGS, Differences, RunCard, deciding_differences
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, subtract_passed
@@ -308,8 +309,7 @@ class Replayed:
 
         Raises UsageError for values other than arrays, JSON, and picklable objects.
         """
-        parts = (zip(*part.values(), strict=True) if isinstance(part, dict) else part for part in self.batch)
-        return [digest_of(row) for row in zip(*parts, strict=True)]
+        return list(map(digest_of, rows_of(self.batch)))
 
     def digest(self) -> str:
         """Return a digest of the whole batch's values, 32 hex digits."""

@@ -127,8 +127,8 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
     (lambda: padded(ZEROS, np.zeros(2, np.int8)), "different dtypes: float64 and int8"),
     (lambda: over({"a": 1, "b": "x"}).batch(1), "(?s)records of text.*In component 'b'.*In item 0"),
     (lambda: padded(np.zeros(2, np.uint8), np.zeros(3, np.uint8), -1), "uint8 does not hold that value"),
-    (lambda: padded(INTS, INTS[:1], 0.5), "int64 does not hold that value"),
-    (lambda: padded(INTS, INTS[:1], math.nan), "int64 does not hold that value"),
+    *((lambda v=v: padded(INTS, INTS[:1], v), "int64 does not hold") for v in (0.5, 1e-9, math.nan)),
+    (lambda: padded(ZEROS.astype("f2"), np.zeros(1, "f2"), -1e9), "float16 does not hold that value"),
     *(
         (lambda item=item, take=take: take(over(item)), message)
         for take, item, message in [

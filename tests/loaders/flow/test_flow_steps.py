@@ -19,11 +19,11 @@ ENDLESS = Flow.from_iterable([1]).repeat()
 
 
 def test_rows_are_views_of_their_batch() -> None:
-    batch = {"x": np.arange(6).reshape(3, 2), "y": ([b"a", b"b", b"c"], np.arange(3))}
+    batch = {"x": np.arange(6).reshape(3, 2), "y": ([b"a", b"b", b"c"], np.arange(3), {})}
     rows = list(Flow.from_iterable([batch]).unbatch())
 
     assert [row["x"].tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
-    assert [row["y"] for row in rows] == [(b"a", 0), (b"b", 1), (b"c", 2)]
+    assert [row["y"] for row in rows] == [(b"a", 0, {}), (b"b", 1, {}), (b"c", 2, {})]
     assert all(np.shares_memory(row["x"], batch["x"]) for row in rows)
 
 

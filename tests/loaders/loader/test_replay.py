@@ -45,7 +45,7 @@ def undeclared(record: Any, rng: np.random.Generator) -> Any:
 
 def named(record: Any, rng: np.random.Generator) -> dict[str, Any]:
     objects = np.array([record.image[:5], None, str(rng.random())], np.object_)
-    return {"some": [record.image[:5], rng.random(3)], "size": len(record.image), "objects": objects}
+    return {"some": [record.image[:5], rng.random(3)], "size": (0, len(record.image), {}), "objects": objects}
 
 
 @pytest.mark.parametrize(
