@@ -235,7 +235,7 @@ def measure_disk(
     report_progress("opening")
     with ExitStack() as stack:
         kind, files, mean, remarks = _open_files(path, stack, seconds * SCRATCH_SHARE)
-        record, filesystem = record_bytes or mean, filesystem_type(path)
+        record, filesystem = record_bytes or min(mean, LARGEST_RECORD), filesystem_type(path)
         place = path if kind == "folder" else _writable_folder(path.resolve())
         mode = find_cold_mode(files, filesystem)
         stream = Reading("the loader's pattern", files, mode, Pattern(CHUNK_BYTES, ahead=AHEAD))
@@ -307,8 +307,8 @@ def _open_files(path: Path, stack: ExitStack, seconds: float) -> tuple[str, Open
         return "folder", OpenFiles([_scratch_file(path, stack, seconds)]), mean, ()
     if path.is_dir():
         kind, manifest = "dataset", read_manifest(path)
-        mean = max(1, round(manifest.image_bytes / manifest.records))
-        names = manifest.image_files
+        mean = max(1, round((manifest.image_bytes or manifest.size) / manifest.records))
+        names = manifest.image_files if manifest.image_bytes else [file.name for file in manifest.files]
         count = min(len(names), MAX_FILES)
         paths = [path / names[number * len(names) // count] for number in range(count)]
         remarks = (f"{count} of {len(names)} shards were read",) if count < len(names) else ()
