@@ -225,6 +225,7 @@ class Loader(Owner, Closable):
             self._with_numbers = bool(with_numbers)
             files = selection.files_of(self.dataset)
             mean = mean_bytes(files) + (self._subset.mean_image_bytes if selection.with_image else 0)
+            self._mean_bytes = mean
             rows = min(plan.batch_size, max(1, sum(plan.shard_counts)))
             layout = make_layout(transform, rows=rows, mean_bytes=mean, workers=self._workers)
             self._results = Results(transform, room=layout.inputs if self._workers else ROOM_FOR_ROWS)
@@ -552,7 +553,7 @@ class Loader(Owner, Closable):
             **vars(self.engine.stats()),
             workers=self._workers,
             cpus=usable_cpus(),
-            image_bytes=self._subset.mean_image_bytes,
+            image_bytes=self._mean_bytes,
             crop_ready=self._subset.crop_ready_share,
             course=self.engine.course.points(),
             storage=self._shards.counts if self._shards else StorageCounts(),

@@ -364,7 +364,7 @@ class LoaderStats(EngineStats, PipelineStats):
     Attributes:
         workers: Number of worker processes.
         cpus: Number of CPUs that this process may use.
-        image_bytes: Mean size of an encoded image.
+        image_bytes: Mean size of what is read of a record: its image, and columns of varying size.
         crop_ready: Share of crop-ready images, 0..1.
         course: Rows and queue over time, always since the loader's first batch, in at most 240 parts of equal
             length.

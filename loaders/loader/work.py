@@ -188,6 +188,12 @@ class Subset:
             return self.dataset.image_bytes / max(1, len(self))
         return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
 
+    @property
+    def mean_stored_bytes(self) -> float:
+        """The mean size of the images or, if there are none, of all files of the dataset, per record."""
+        size = sum(part.manifest.size for part in self.dataset.parts)
+        return self.mean_image_bytes or size / max(1, len(self.dataset))
+
     @cached_property
     def crop_ready_share(self) -> float:
         if self.chosen is None:
@@ -334,7 +340,7 @@ def make_epoch_plan(
     plan = EpochPlan(
         dataset=subset.identity,
         shard_counts=subset.shard_counts,
-        shuffle=shuffle.in_records(subset.mean_image_bytes) if shuffle else None,
+        shuffle=shuffle.in_records(subset.mean_stored_bytes) if shuffle else None,
         seed=check_seed(seed),
         batch_size=check_int(batch_size, "batch_size", least=1),
         rank=rank,

@@ -85,11 +85,12 @@ class GlobalShuffle(Shuffle):
 class LocalShuffle(Shuffle):
     """Shards in random order, their records displaced by less than ``window`` places.
 
-    ``window`` is a number of records, or bytes of encoded images as text (``"2GiB"``, ``"512MB"``). At any
-    moment the reads are at most ``window`` places apart. Away from both ends a record moves by at most about
-    half the window, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n mixes
-    as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at least the
-    dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
+    ``window`` is a number of records, or bytes as text (``"2GiB"``, ``"512MB"``): of encoded images or, for a
+    dataset without any, of its files. At any moment the reads are at most ``window`` places apart. Away from
+    both ends a record moves by at most about half the window, a quarter on average, with a standard deviation
+    of 0.29 windows: a window of 3 n mixes as widely as tensorpack's buffer of n. There is no delay to fill
+    the window. A window of at least the dataset's size equals a :class:`GlobalShuffle`, within each partition
+    if there are several.
 
     With ``partitions``, each rank reads only its own shards, the same in every epoch and for every seed. The
     shards are divided into this many partitions with equal numbers of records (a shard at a boundary belongs

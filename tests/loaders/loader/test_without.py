@@ -178,27 +178,26 @@ def test_steps_that_were_skipped_count_in_comparisons_and_in_replays_of_a_state(
     assert [record["number"] for record in shown["records"]] == found[-1]
 
 
-def test_sizes_in_bytes_are_of_the_chosen_records(lmdb_shards: Path) -> None:
+def test_sizes_in_bytes_are_of_the_records_that_are_read(lmdb_shards: Path, tmp_path: Path) -> None:
+    write_dataset([{"x": np.zeros(9000 + n)} for n in range(8)], tmp_path / "items")
     with Loader(lmdb_shards, records=[5], workers=0, batch_size=1) as loader:
         assert loader.stats().image_bytes == loader.dataset.index["length"][5]
+    with Loader(tmp_path / "items", shuffle=LocalShuffle("250KB"), workers=0, batch_size=1) as loader:
+        assert (loader.card().shuffle, loader.stats().image_bytes > 72_000) == (LocalShuffle(3), True)
 
 
-@pytest.mark.parametrize(
-    "options",
-    torture_except(
-        [{"drop_last": False, "batch_size": 700}, {"rank": 1, "world_size": 2}], {"rank": 1, "world_size": 2}
-    ),
-)
+SECOND = {"rank": 1, "world_size": 2}
+
+
+@pytest.mark.parametrize("options", torture_except([{"drop_last": False, "batch_size": 700}, SECOND], SECOND))
 def test_the_sample_fits_any_plan(tmp_path: Path, options: dict[str, int]) -> None:
     labels = [label for _ in range(2) for label in range(20) for _ in range(25)]
     items = [{"key": f"{n:05}", "label": label, "n": n} for n, label in enumerate(labels)]
-    write_dataset(items, tmp_path / "twice")
+    write_dataset(items, path := tmp_path / "twice")
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        Loader(
-            tmp_path / "twice", workers=0, shuffle=LocalShuffle(10), **({"batch_size": 8} | options)
-        ).close()
+        Loader(path, workers=0, shuffle=LocalShuffle(10), **({"batch_size": 8} | options)).close()
 
     assert [one.category for one in told] == ([SortedByClass] if "rank" in options else [])
 
