@@ -223,7 +223,8 @@ def _process_sizes(pid: int | None) -> dict[str, int]:
 class LoaderSpeed:
     """The measured speed of a loader.
 
-    Rates are medians over windows of half a second or more; ``bytes_per_second`` counts encoded images and columns of varying size.
+    Rates are medians over windows of half a second or more; ``bytes_per_second`` counts encoded images and
+    columns of varying size.
     ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
     batches. ``decoder`` is the name and version of this machine's JPEG decoder, None without a transform.
     ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of the time:
