@@ -42,6 +42,7 @@ HEAD = struct.Struct("<4sBBHQII")
 CRC = struct.Struct("<I")
 PIECE = 1 << 20  # bytes per buffer; libzmq allocates memory for each larger one, at a quarter of the speed
 MAX_PARTS = 4096  # buffers after the header
+MAX_ITEMS = 1 << 20  # of the packed lists of a batch; each takes up to 200 bytes, however few it has itself
 MAX_DEPTH = 8
 MAX_AXES = 64  # NumPy's; the product of very many sides takes hours
 MAX_DESCRIPTION = 1 << 16
@@ -145,6 +146,8 @@ def unpack_batch(
         )
     remaining = iter(buffers)
     try:
+        if (items := _count_items(head.description)) > MAX_ITEMS:
+            raise FrameDamaged(f"a frame describes lists of {items} items, more than {MAX_ITEMS}")
         batch = _unpack(head.description, remaining, memory, 0)
     except (ValueError, OverflowError, RecursionError) as error:  # of numpy and json
         raise FrameDamaged(f"a frame's buffers do not match its description: {error}") from None
@@ -155,10 +158,11 @@ def unpack_batch(
 
 def _pack_head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
     text = json.dumps(description, separators=(",", ":")).encode()
-    if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION:
+    if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION or _count_items(description) > MAX_ITEMS:
         raise UsageError(
             f"a {kind.name} frame of {parts} buffers, described in {len(text)} bytes, is too large: at most {MAX_PARTS} "
-            f"buffers and {MAX_DESCRIPTION} bytes; send batches of fewer parts, or give a shorter identity="
+            f"buffers, {MAX_DESCRIPTION} bytes, and {MAX_ITEMS} items of lists; send batches of fewer parts, or give a "
+            "shorter identity="
         )
     fixed = HEAD.pack(MAGIC, VERSION, kind, 0, number, parts, len(text))
     return fixed + CRC.pack(google_crc32c.value(fixed + text)) + text
@@ -218,6 +222,14 @@ def _to_little_endian(part: Any) -> npt.NDArray[Any]:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+def _count_items(node: Any) -> int:
+    """Return the number of items of all packed lists in a description."""
+    if isinstance(node, dict):
+        own: Any = node.get("count")
+        return (own if _is_count(own) else 0) + sum(map(_count_items, node.values()))
+    return sum(map(_count_items, node)) if isinstance(node, list) else 0
 
 
 def _unpack(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> Any:

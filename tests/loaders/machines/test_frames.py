@@ -16,18 +16,12 @@ from hypothesis.extra import numpy as hnp
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.stack import JsonValues
 from shardprep.loaders.machines import codec
-from shardprep.loaders.machines.codec import (
-    DTYPES as KNOWN_DTYPES,
-    FrameDamaged,
-    pack_batch,
-    read_head,
-    unpack_batch,
-)
+from shardprep.loaders.machines.codec import FrameDamaged, pack_batch, read_head, unpack_batch
 from support.frame_changes import Parts, damage_the_parts, flip_a_bit, wired
 from support.memory import memory_below
 from support.saved_items import JSON
 
-arrays = st.sampled_from(sorted(KNOWN_DTYPES)).flatmap(
+arrays = st.sampled_from(sorted(codec.DTYPES)).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
 leaves = (
@@ -105,6 +99,7 @@ def nest(depth: int) -> Any:
         nest(codec.MAX_DEPTH + 1),
         tuple(np.zeros(1) for _ in range(codec.MAX_PARTS + 1)),
         {"x" * codec.MAX_DESCRIPTION: np.zeros(1)},
+        [b""] * (codec.MAX_ITEMS + 1),
     ],
     ids=lambda batch: re.sub(" at 0x.*", "", str(batch))[:30],
 )
@@ -135,24 +130,24 @@ def test_a_frame_that_was_changed_anywhere_is_refused(chance: Random, change: Ca
 RAW = bytes(range(16))
 
 
-def items(*lengths: int) -> list[bytes]:
-    """A list of two items of these lengths, without their bytes."""
-    raw = struct.pack("<2Q", *lengths)
-    return crafted({"count": 2, "bytes": 16, "crc32c": google_crc32c.value(raw)}, raw)
+def packed(items: bytes, **form: object) -> list[bytes]:
+    """A list of these bytes; of one item, unless its form says otherwise."""
+    return crafted(described(items, dtype=None, shape=None, **({"count": 1} | form)), items)
 
 
 def listed(of: str, item: bytes) -> list[bytes]:
     """A list of one item."""
-    raw = struct.pack("<Q", len(item)) + item
-    return crafted({"count": 1, "of": of, "bytes": len(raw), "crc32c": google_crc32c.value(raw)}, raw)
+    return packed(struct.pack("<Q", len(item)) + item, of=of)
 
 
-def listed_arrays(shapes: list[list[int]], *, axes: int, count: int = 1, size: int = 8) -> list[bytes]:
+def listed_arrays(shapes: list[list[int]], *, axes: int, size: int = 8, **form: int) -> list[bytes]:
     """A list of float32 of these shapes, with ``size`` bytes of elements."""
     raw = b"".join(struct.pack(f"<{len(shape)}Q", *shape) for shape in shapes) + bytes(size)
-    form = {"count": count, "of": "<f4", "axes": axes, "bytes": len(raw), "crc32c": google_crc32c.value(raw)}
-    return crafted(form, raw)
+    return packed(raw, of="<f4", axes=axes, **form)
 
+
+NUMBERS = bytes(codec.PIECE)
+MANY = described(NUMBERS, dtype=None, shape=None, of="<f4", axes=0, count=codec.PIECE // 4)
 
 # another magic, another version, no batch, an unknown kind, and something in place of zero
 HEADS = [(b"SPBG", 1, 0, 0), (b"SPBF", 2, 0, 0), (b"SPBF", 1, 1, 0), (b"SPBF", 1, 9, 0), (b"SPBF", 1, 0, 1)]
@@ -167,10 +162,10 @@ HOSTILE: dict[str, list[bytes]] = {
     "a true checksum": crafted(described(RAW, crc32c=True), RAW),
     "one buffer for two": crafted({"tuple": [described(RAW), described(RAW)]}, RAW),
     "two buffers for one": crafted(described(RAW), RAW, RAW),
-    "many items": crafted(described(RAW, dtype=None, shape=None, count=2**60), RAW),
+    "many items": packed(RAW, count=2**60),
     "many bytes": crafted(described(RAW, bytes=2**62), RAW),
-    "items of other lengths": items(3, 5),
-    "items with lengths that wrap around": items(2**64 - 1, 1),
+    "items of other lengths": packed(struct.pack("<2Q", 3, 5), count=2),
+    "items with lengths that wrap around": packed(struct.pack("<2Q", 2**64 - 1, 1), count=2),
     "text that is not UTF-8": listed("text", b"\xff"),
     "JSON that is none": listed("json", b"{"),
     "JSON that is no number": listed("json", b"NaN"),
@@ -180,6 +175,7 @@ HOSTILE: dict[str, list[bytes]] = {
     "an empty array with huge sides": listed_arrays([[0, 2**62, 2**62]], axes=3, size=0),
     "an empty array with a side that numpy cannot address": listed_arrays([[0, 2**61]], axes=2, size=0),
     "many arrays without axes": listed_arrays([[]], axes=0, count=2**60),
+    "many small arrays": crafted({"tuple": [MANY] * 5}, *[NUMBERS] * 5),
     **{f"arrays with {n} axes": listed_arrays([[2**62] * abs(n)], axes=n) for n in (-1, 131_071)},
     "depth": crafted(b'{"tuple":[' * 9 + b"1" + b"]}" * 9),
     "depth that recursion does not take": crafted(b'{"tuple":[' * 6000 + b"1" + b"]}" * 6000),
