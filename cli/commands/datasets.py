@@ -19,8 +19,8 @@ from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.progress import count_of, format_size, records_of
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
-from shardprep.formats.shards.read import ARCHIVE_NAME
+from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.read import ARCHIVE_NAME, MANIFEST_NAME
 from shardprep.formats.shards.summary import (
     ClassCount,
     ColumnSummary,

@@ -23,7 +23,7 @@ from shardprep.formats.errors import MAX_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import FULL_DISK, full_disk_message
 from shardprep.formats.runtime.progress import BarProgress, NoProgress, Pace, bar_class, count_of
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.shards.manifest import MANIFEST_NAME
+from shardprep.formats.shards.read import MANIFEST_NAME
 from shardprep.formats.storage.open import cached_place, datasets_in, read_collection
 
 EXIT_OPERATION_FAILED = 3

@@ -55,10 +55,11 @@ from shardprep.formats.runtime.work_folder import (
     finished_shards,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     IN_PLACE,
+    MANIFEST_NAME,
     OUTPUT_FILES,
     FileEntry,
     is_linked,

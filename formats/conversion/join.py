@@ -61,14 +61,8 @@ from shardprep.formats.shards.columns import (
     unlisted_columns,
 )
 from shardprep.formats.shards.dataset import open_with_root, refuse_folder_of_splits, splits_of
-from shardprep.formats.shards.manifest import (
-    JOINED,
-    MANIFEST_NAME,
-    Manifest,
-    check_column,
-    read_index,
-    read_manifest,
-)
+from shardprep.formats.shards.manifest import JOINED, Manifest, check_column, read_index, read_manifest
+from shardprep.formats.shards.read import MANIFEST_NAME
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS, find_column
 from shardprep.formats.sources.source import ResourceReader, entry_dtype

@@ -42,14 +42,8 @@ from shardprep.formats.runtime.work_folder import (
     refuse_other_plan,
 )
 from shardprep.formats.shards.dataset import SPLITS, is_dataset, refuse_in_dataset
-from shardprep.formats.shards.manifest import (
-    FORMAT_VERSION,
-    MANIFEST_NAME,
-    Manifest,
-    index_dtype,
-    read_manifest,
-)
-from shardprep.formats.shards.read import IN_PLACE, Rows, container
+from shardprep.formats.shards.manifest import FORMAT_VERSION, Manifest, index_dtype, read_manifest
+from shardprep.formats.shards.read import IN_PLACE, MANIFEST_NAME, Rows, container
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing, Problems, Source, SourceOptions

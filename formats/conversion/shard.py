@@ -49,7 +49,6 @@ from shardprep.formats.shards.columns import (
 from shardprep.formats.shards.manifest import (
     BOXES_NAME,
     INDEX_NAME,
-    MANIFEST_NAME,
     PROVENANCE_NAME,
     QUARANTINE_NAME,
     Manifest,
@@ -62,6 +61,7 @@ from shardprep.formats.shards.manifest import (
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     BLOCK_BYTES,
+    MANIFEST_NAME,
     FileEntry,
     IndexedArchive,
     Region,

@@ -36,6 +36,7 @@ from shardprep.formats.runtime.owners import Owner, cached_property
 from shardprep.formats.shards.read import (
     DAMAGE,
     LOCAL,
+    MANIFEST_NAME,
     OUTPUT_FILES,
     SUFFIXES,
     Address,
@@ -441,7 +442,11 @@ class OpenRecords(Owner):
             return table
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
         self._files.provide(entry.table)
-        return _keep_open(self._tables, (part, column), ColumnTable(folder / entry.table.name, entry))
+        table = ColumnTable(folder / entry.table.name, entry)
+        # its checksums are those of its own values, so only the manifest tells it from another dataset's
+        if self._files is LOCAL and entry.content_root.encode() not in (folder / MANIFEST_NAME).read_bytes():
+            raise ManifestDamaged("was replaced by another dataset; open it again", path=folder)
+        return _keep_open(self._tables, (part, column), table)
 
     def _corrupt_error(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
         key = place.key.decode("utf-8", "replace")

@@ -37,7 +37,6 @@ from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.manifest import (
     COLLECTION_NAME,
     INDEX_NAME,
-    MANIFEST_NAME,
     Manifest,
     box_columns,
     box_table,
@@ -48,6 +47,7 @@ from shardprep.formats.shards.manifest import (
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     LOCAL,
+    MANIFEST_NAME,
     FileEntry,
     IndexedArchive,
     LocalFiles,
@@ -268,12 +268,21 @@ class RecordSet(Closable, ABC):
         return (self[number] for number in range(len(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        roots = [part.manifest.records_root for part in self.parts]
-        return partial(type(self), labels=self.label_space), (self.path,), roots
+        return partial(type(self), labels=self.label_space), (self.path,), self._roots()
 
-    def __setstate__(self, roots: list[str]) -> None:
-        """Raise SourceDamaged if the records are not those of the pickled dataset."""
-        if [part.manifest.records_root for part in self.parts] != roots:
+    def _roots(self) -> list[dict[str, str]]:
+        """Return the roots of each part's records, classes and columns, without those of the files."""
+        return [
+            {"": part.manifest.records_root + part.manifest.labels.digest}
+            | {entry.field.name: entry.content_root for entry in part.manifest.column_entries}
+            for part in self.parts
+        ]
+
+    def __setstate__(self, roots: list[dict[str, str]]) -> None:
+        """Raise SourceDamaged if the records are not those of the pickled dataset; columns may be new."""
+        own = self._roots()
+        are_same = (old.items() <= new.items() for old, new in zip(roots, own, strict=False))
+        if len(own) != len(roots) or not all(are_same):
             self.close()
             raise SourceDamaged("was replaced by another dataset; open it again", path=self.path)
 

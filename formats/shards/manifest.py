@@ -59,6 +59,7 @@ from shardprep.formats.shards.read import (
     ALL_CONTAINERS,
     ARCHIVE_NAME,
     IN_PLACE,
+    MANIFEST_NAME,
     MAX_ARCHIVE_BYTES,
     FileEntry,
     IndexedArchive,
@@ -190,7 +191,6 @@ def find_issue(value: dict[str, Any]) -> str:
 
 FORMAT_VERSION = (1, 1)
 
-MANIFEST_NAME = "manifest.json"
 PROVENANCE_NAME = "provenance.json"
 QUARANTINE_NAME = "quarantine.json"
 COLLECTION_NAME = "collection.json"  # instead of a manifest, lists datasets in other folders

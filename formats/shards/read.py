@@ -50,6 +50,7 @@ from shardprep.formats.runtime.user_paths import caches_folder
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 
+MANIFEST_NAME = "manifest.json"
 ARCHIVE_NAME = "archive.tar"  # in a dataset's folder: the archive, or a link to it
 
 

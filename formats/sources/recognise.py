@@ -17,15 +17,8 @@ from shardprep.formats.runtime.files import name_in_os_errors
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from shardprep.formats.runtime.work_folder import flag_of
 from shardprep.formats.shards.dataset import SPLITS, Dataset, is_collection, open_with_root, splits_of
-from shardprep.formats.shards.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    check_column,
-    read_box_rows,
-    read_index,
-    read_manifest,
-)
-from shardprep.formats.shards.read import Rows
+from shardprep.formats.shards.manifest import Manifest, check_column, read_box_rows, read_index, read_manifest
+from shardprep.formats.shards.read import MANIFEST_NAME, Rows
 from shardprep.formats.sources.coco import recognise_coco
 from shardprep.formats.sources.ilsvrc import (
     find_archives,

@@ -44,8 +44,8 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.owners import Descriptor, LockDescriptor, Owner
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.dataset import refuse_in_dataset
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import FileEntry
+from shardprep.formats.shards.manifest import Manifest, read_manifest
+from shardprep.formats.shards.read import MANIFEST_NAME, FileEntry
 from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
 

@@ -36,13 +36,12 @@ from shardprep.formats.shards.dataset import (
 from shardprep.formats.shards.manifest import (
     COLLECTION_NAME,
     INDEX_NAME,
-    MANIFEST_NAME,
     Manifest,
     index_dtype,
     read_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import Rows, Seal, file_state, open_published
+from shardprep.formats.shards.read import MANIFEST_NAME, Rows, Seal, file_state, open_published
 from shardprep.formats.storage.store import Location, path_or_place
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from shardprep.formats.runtime.owners import LockDescriptor, Owner
 from shardprep.formats.runtime.progress import Progress, report_shards
 from shardprep.formats.runtime.work_folder import add_resume_note
 from shardprep.formats.shards.dataset import SPLITS
-from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
-from shardprep.formats.shards.read import FileEntry
+from shardprep.formats.shards.manifest import MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.shards.read import MANIFEST_NAME, FileEntry
 from shardprep.formats.storage.store import (
     MIN_BYTES,
     PATIENT,

@@ -15,8 +15,8 @@ from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, check_int, progress_or_bar
 from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_busy, refuse_other_plan
-from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, tables_of
-from shardprep.formats.shards.read import FileEntry
+from shardprep.formats.shards.manifest import MAX_MANIFEST_BYTES, Manifest, tables_of
+from shardprep.formats.shards.read import MANIFEST_NAME, FileEntry
 from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import (

@@ -41,8 +41,8 @@ from shardprep.formats.runtime.progress import Progress, check_int, progress_or_
 from shardprep.formats.runtime.user_paths import caches_folder, user_path
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, refuse_cached
 from shardprep.formats.shards.dataset import refuse_in_dataset, splits_of
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry, open_published
+from shardprep.formats.shards.manifest import PROVENANCE_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import IN_PLACE, MANIFEST_NAME, OUTPUT_FILES, FileEntry, open_published
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import (
     TRIES,

@@ -41,7 +41,6 @@ from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.manifest import (
     BOXES_NAME,
     INDEX_NAME,
-    MANIFEST_NAME,
     PROVENANCE_NAME,
     QUARANTINE_NAME,
     Manifest,
@@ -50,7 +49,15 @@ from shardprep.formats.shards.manifest import (
     read_index,
     read_manifest,
 )
-from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, changed_in, hash_region
+from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
+    MANIFEST_NAME,
+    FileEntry,
+    Rows,
+    advice_for,
+    changed_in,
+    hash_region,
+)
 from shardprep.formats.storage.cache import AT_ONCE as DOWNLOADS_AT_ONCE, FileCache
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder

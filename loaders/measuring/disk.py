@@ -35,7 +35,8 @@ from shardprep.formats.runtime.json_record import JsonRecord
 from shardprep.formats.runtime.owners import Descriptor
 from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.formats.runtime.user_paths import user_path
-from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
+from shardprep.formats.shards.manifest import read_manifest
+from shardprep.formats.shards.read import MANIFEST_NAME
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
 
 __all__ = [

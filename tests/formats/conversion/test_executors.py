@@ -147,8 +147,7 @@ def test_two_attempts_at_one_shard_at_the_same_time_do_no_harm(
     with ThreadPoolExecutor(3) as threads:
 
         def thrice(future: Future[Any], call: Callable[[], Any]) -> None:
-            attempts = [threads.submit(call) for _ in range(3)]
-            built = [attempt.result() for attempt in attempts]
+            built = [attempt.result() for attempt in [threads.submit(call) for _ in range(3)]]
             assert built[0] == built[1] == built[2]
             future.set_result(built[0])
 

@@ -122,8 +122,7 @@ def thaw(
     """
     folder.mkdir()
     output = folder / "out"
-    container = "hdf5" if [*whole.glob("shard-*.h5")] else "lmdb"
-    command = arguments(archives, output, container)
+    command = arguments(archives, output, "hdf5" if [*whole.glob("shard-*.h5")] else "lmdb")
     with Freezing(folder / "old", output, old, [*command, *part]) as dead:
         if not dead.stopped():
             return False, False

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from shardprep.formats import Manifest, PlanOptions, UsageError, open_dataset, read_manifest
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged
+from shardprep.formats import Manifest, PlanOptions, UsageError, open_dataset, read_manifest, write_dataset
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, SourceDamaged
 from shardprep.formats.records.record import SPACES, LabelSpace, Record, official_words
 from shardprep.formats.records.schema import BadValue, Field, Schema
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
@@ -141,7 +141,6 @@ def test_all_columns_share_what_may_be_open(dataset: Path, monkeypatch: pytest.M
             for name, value in opened[number].columns.items():
                 assert are_same(value, whole[number][name])
                 most = max(most, open_files(dataset))
-
     assert 3 < most <= 2 * 3
     assert open_files(dataset) == 0
 
@@ -158,12 +157,24 @@ def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:
         record = opened[-1]
         key, label, image = record
         again = pickle.loads(pickle.dumps(record))  # noqa: S301 - of this test
-
     assert (key, label, image) == tuple(again) == (record[0], record[1], record[2])
     assert again["caption"] == record["caption"]
     for one, names in ((again, "mask, sound, caption"), (Record(*record), "none")):
         with pytest.raises(KeyError, match=f"the columns are: {names}"):
             one["depth"]
+
+
+def test_a_dataset_that_replaced_an_open_or_pickled_one_is_refused(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        write_dataset([{"key": "a", "name": name}], tmp_path / name, workers=0)
+    with open_dataset(tmp_path / "old") as opened:
+        stored = pickle.dumps(opened)
+        (tmp_path / "old").rename(tmp_path / "gone")
+        (tmp_path / "new").rename(tmp_path / "old")
+        with pytest.raises(ManifestDamaged, match="was replaced by another dataset"):
+            opened[0]["name"]
+    with pytest.raises(SourceDamaged, match="was replaced by another dataset"):
+        pickle.loads(stored)  # noqa: S301 - of this test
 
 
 def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Path) -> None:
@@ -173,7 +184,6 @@ def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Pat
         roots.add((manifest.content_root, manifest.records_root))
         assert read_manifest(tmp_path / container) == manifest
     other = write_columns(tmp_path / "less", schema=Schema(EVERY_KIND.fields[:-1]))
-
     ((root, records_root),) = roots
     assert other.records_root == records_root
     assert other.content_root not in (root, records_root)
@@ -202,7 +212,6 @@ def test_a_value_of_another_record_and_a_cut_table_are_errors(tmp_path: Path) ->
     table.write_bytes(data[:-24] + data[-12:] + data[-24:-12])
     with open_dataset(tmp_path / "d") as opened, pytest.raises(CorruptRecord, match="age"):
         opened[-1]["age"]
-
     table.write_bytes(data[:-1])
     with open_dataset(tmp_path / "d") as opened, pytest.raises(ManifestDamaged, match="prep repair"):
         opened[0]["age"]
@@ -215,7 +224,6 @@ MAPPINGS = {"sorted_wnid0": [0, 1, 2, -1], "ilsvrc2012_id": [3, 1, 2, -1], "sort
 @pytest.mark.parametrize("space", SPACES)
 def test_a_mapping_gives_each_label_in_another_space_and_keeps_unlabelled(space: str) -> None:
     mapping = LabelSpace.of(["a", "b", "c"], ids={"a": 3, "b": 1, "c": 2}).mapping(space)
-
     assert mapping.dtype == np.int64
     assert mapping.tolist() == MAPPINGS[space]
     assert mapping[-1] == -1
@@ -225,7 +233,6 @@ def test_a_mapping_gives_each_label_in_another_space_and_keeps_unlabelled(space:
 
 def test_the_text_and_the_digest_of_the_official_classes_never_change() -> None:
     value = {"b": [1, -2.5, True, None], "a": "é\n", "": {}}
-
     assert canonical_json(value) == b'{"":{},"a":"\\u00e9\\n","b":[1,-2.5,true,null]}\n'
     assert OFFICIAL.digest == "sha256:9a765b7a8a8604f0c3d8026c4339518b395d0039a9872a2b2c4e700f5b2b9aa2"
     assert sha256_of(value) == "sha256:fedcad82d76705603b4cdc3e949793ce6f5bd8c90ea88b8489ddb7ce0fb92f19"

@@ -116,7 +116,7 @@ def test_parts_that_differ_are_refused_with_the_first_difference(parts: list[Pat
 
 def test_a_part_that_changed_or_is_gone_is_refused_by_name(folder: Path, parts: list[Path]) -> None:
     with open_collection(folder) as dataset, pytest.raises(SourceDamaged, match="was replaced by another"):
-        dataset.__setstate__(["of a pickle"])
+        dataset.__setstate__([{"": "of a pickle"}])
     writable(parts[1] / "manifest.json").write_bytes(replace(read_manifest(parts[1]), skipped=7).to_bytes())
 
     with pytest.raises(DataError, match="the part part-1 is not the dataset that was collected"):
