@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cache
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeGuard
 
 from shardprep.formats.errors import UsageError, printable
 
@@ -41,15 +41,18 @@ def parse_bytes(text: str) -> int:
     return int(Fraction(match[1]) * UNITS[match[2].upper()])
 
 
-def byte_count(text: object, *, of: str) -> int:
-    """Parse ``"2GiB"`` or ``"1.5 GB"``. The unit must end in B, because a bare number is ambiguous.
+def byte_count(value: object, *, of: str) -> int:
+    """Return a whole number of at least 1, or the bytes of a text such as ``"2GiB"`` or ``"1.5 GB"``.
 
-    Raises UsageError, which names the quantity ``of``, for any other text.
+    The text's unit must end in B, because a bare number is ambiguous. Raises UsageError, which names the
+    quantity ``of``, for any other value.
     """
+    if isinstance(value, SupportsIndex):
+        return check_int(value, of, least=1)
     with suppress(ValueError):
-        if isinstance(text, str) and text.endswith("B"):
-            return parse_bytes(text)
-    raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {text!r}")
+        if isinstance(value, str) and value.endswith("B") and (number := parse_bytes(value)):
+            return number
+    raise UsageError(f"{of} must be a whole number or a size such as '2GiB', not {value!r}")
 
 
 def check_int(value: Any, name: str, *, least: int, most: int = sys.maxsize) -> int:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, OutputBusy, UsageError
 from shardprep.formats.runtime.files import publish_bytes, read_at, read_into
 from shardprep.formats.runtime.json_record import JsonRecord, canonical_json, sha256_of
-from shardprep.formats.runtime.progress import byte_count, check_int, count_of
+from shardprep.formats.runtime.progress import byte_count, count_of
 from shardprep.formats.runtime.user_paths import user_path, user_paths
 from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
@@ -145,9 +145,7 @@ def cached_place(
                 "the dataset",
                 path=place.url,
             )
-        if not isinstance(cache_limit, SupportsIndex | None):
-            cache_limit = byte_count(cache_limit, of="cache_limit")
-        limit = None if cache_limit is None else check_int(cache_limit, "cache_limit", least=1)
+        limit = None if cache_limit is None else byte_count(cache_limit, of="cache_limit")
         from shardprep.formats.storage.cache import FileSource  # start-up time: asyncio
 
         return FileSource(place, user_path(cache).absolute(), limit)

@@ -263,6 +263,8 @@ class ReceiverAuth:
     """
 
     def __init__(self, keys: ReceiverKeys | None) -> None:
+        if not isinstance(keys, ReceiverKeys | None):
+            raise UsageError(f"keys must be ReceiverKeys(secret, allowed), not {keys!r}")
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
         self._names: dict[str, str] = {}  # of the allowed public keys
@@ -361,6 +363,8 @@ class SenderAuth:
     """
 
     def __init__(self, endpoint: str, keys: SenderKeys | None) -> None:
+        if not isinstance(keys, SenderKeys | None):
+            raise UsageError(f"keys must be SenderKeys(secret, receiver), not {keys!r}")
         self._endpoint = endpoint
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import parse_as
-from shardprep.formats.runtime.progress import check_flags, check_int
+from shardprep.formats.runtime.progress import check_flags, check_int, check_seconds
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -94,8 +95,10 @@ class RemoteSource(Receiver):
         for each in endpoints_of(endpoint):
             check_endpoint(each, keys, insecure=insecure)
         ahead = check_int(ahead, "ahead", least=1)
-        if not lease_seconds > 0:
-            raise UsageError(f"lease_seconds={lease_seconds}: more than 0 seconds")
+        if lease_seconds != math.inf:
+            check_seconds(lease_seconds, "lease_seconds", above=0)
+        if not isinstance(expected, Mapping | None):
+            raise UsageError(f"expected must be a dict of names and values, not {expected!r}")
         self._ordered = ordered
         self._auth = ReceiverAuth(keys)
         self._position = Position()  # of the current iteration

@@ -459,8 +459,7 @@ class Receiver(Owner, Closable, ABC):
         auth: ReceiverAuth | None = None,
         expected: wire.Facts | None = None,
     ) -> None:
-        is_number = type(limit_bytes) is int and limit_bytes > 0
-        limit = int(limit_bytes) if is_number else byte_count(limit_bytes, of="limit_bytes")
+        limit = byte_count(limit_bytes, of="limit_bytes")
         auth = auth or ReceiverAuth(None)
         socket = FrameSocket(
             endpoint, bind=bind, peers=True, options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES}, secure=auth.secure

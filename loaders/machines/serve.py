@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.progress import check_int
+from shardprep.formats.runtime.progress import check_int, check_seconds
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import share_numbers
 from shardprep.loaders.loader.digest import digest_of
@@ -141,8 +142,8 @@ def serve(
     """
     check_endpoint(endpoint, keys, insecure=insecure)
     ahead = check_int(ahead, "ahead", least=1)
-    if not patience >= 0:
-        raise UsageError(f"patience={patience}: at least 0 seconds")
+    if patience != math.inf:
+        check_seconds(patience, "patience")
     with closing(wrap_source(source, identity)) as work:
         began, stats = monotonic(), SenderStats()
         hello = wire.Hello(process_name() if name is None else name, secrets.token_hex(8), work.terms, ahead)

@@ -7,7 +7,6 @@ a position in the dataset's index. Only a window of the order is computed at a t
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -106,10 +105,8 @@ class LocalShuffle(Shuffle):
     partitions: int = 1
 
     def __post_init__(self) -> None:
-        if hasattr(self.window, "__index__") and not isinstance(self.window, bool):  # also numpy's integers
-            object.__setattr__(self, "window", operator.index(self.window))
-        if self._amount() < 1:
-            raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
+        amount = self._amount()
+        object.__setattr__(self, "window", self.window if isinstance(self.window, str) else amount)
         object.__setattr__(self, "partitions", check_int(self.partitions, "partitions", least=1))
 
     def __repr__(self) -> str:  # stored in the states of flows
@@ -128,9 +125,9 @@ class LocalShuffle(Shuffle):
         values = {"kind": "local", "window": self.window}
         return values if self.partitions == 1 else values | {"partitions": self.partitions}
 
-    def _amount(self) -> float:
+    def _amount(self) -> int:
         """The window's number of records or bytes. Raises UsageError."""
-        return self.window if type(self.window) is int else byte_count(self.window, of="a shuffle window")
+        return byte_count(self.window, of="a shuffle window")
 
 
 class EpochOrder:

@@ -152,11 +152,11 @@ FRAMES = each_of(
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257, 3)]
 ENDS = [
-    *each_of(ahead=WRONG, insecure=("False",)),
+    *each_of(ahead=WRONG, insecure=("False",), keys=({}, "a.key")),
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
-SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("",))]
+SERVED = [*each_of(patience=(-1, math.nan, "5")), *NAMES, *each_of(identity=("",))]
 FAKE = each_of(
     batch_size=(0,), size=((0, 4), 4, (4, 4, 3)), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,)
 )
@@ -187,7 +187,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (
         partial(RemoteSource, endpoint=ANY_PORT),
         [
-            *each_of(lease_seconds=(0,), limit_bytes=LIMITS, ordered=("no",)),
+            *each_of(lease_seconds=(0, "5"), limit_bytes=LIMITS, ordered=("no",), expected=([1],)),
             *ENDS,
             ({"endpoint": []}, "at least one"),
         ],

@@ -206,7 +206,7 @@ def test_a_receiver_that_is_closed_while_a_fork_of_its_process_lives_raises_in_i
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides() -> None:
     deep = reduce(lambda inner, _: (inner,), range(MAX_DEPTH), np.zeros(1000, np.uint8))
     with (
-        FrameReceiver(ANY_PORT, limit_bytes=1000) as receiver,
+        FrameReceiver(ANY_PORT, limit_bytes=np.int64(1000)) as receiver,
         in_thread(send_batches, [deep, np.zeros(1001, np.uint8)], receiver.endpoint) as sent,
     ):
         epoch = iter(receiver)
