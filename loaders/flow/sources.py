@@ -23,7 +23,7 @@ from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.images.decode import cv2
 from shardprep.formats.records.record import SPACES, ItemForm
 from shardprep.formats.runtime.owners import Closable, Finalizer, Owner, cached_property
-from shardprep.formats.runtime.progress import check_flags, check_int, check_seconds, check_seed
+from shardprep.formats.runtime.progress import check_flags, check_int, check_seconds, check_seed, is_sequence
 from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
@@ -144,8 +144,8 @@ class FromFiles(KeyedSource):
         labels: Labels | None = None,
     ) -> Self:
         """List the folder; labels are the given ones, or the positions of the sorted class folders."""
-        if isinstance(suffixes, str):
-            raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
+        if not (suffixes is None or is_sequence(suffixes)):
+            raise UsageError(f"suffixes must be a list, such as ['.jpg'], not {suffixes!r}")
         endings = IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         top = user_path(folder).resolve()
         if not top.is_dir():

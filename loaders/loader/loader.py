@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -455,6 +454,7 @@ class Loader(Owner, Closable):
 
     def key(self, number: int) -> str:
         """Return the key of the record with this number."""
+        number = check_int(number, "a record number", least=0, most=len(self.dataset) - 1)
         key: bytes = self.dataset.index["key"][number]
         return key.decode(errors="replace")
 
@@ -571,8 +571,9 @@ class Loader(Owner, Closable):
         count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
         does not exist, and the errors of an iteration over these records.
         """
+        step, start = check_int(step, "step", least=0), check_int(start, "start", least=0)
         plan = replace(self._plan, passed=parse_ranges(passed, sum(self._plan.shard_counts)))
-        places = Epoch(plan, epoch, start=start).batch(operator.index(step))
+        places = Epoch(plan, epoch, start=start).batch(step)
         items, shown = self._subset.items_at(places, epoch), dict[int, ShownParts]()
 
         def observe(row: int, *call: Any) -> None:
@@ -599,7 +600,7 @@ class Loader(Owner, Closable):
         for a batch without images.
         """
         replayed = self.replay(self.epoch if epoch is None else epoch, step)
-        count = max(0, min(most, MAX_SHOWN, len(replayed)))
+        count = min(check_int(most, "most", least=0), MAX_SHOWN, len(replayed))
         pictures = pictures_of(replayed.batch, self.transform)[:count]
         labels, classes = self.dataset.index["label"], self.dataset.classes
         shown = []
@@ -628,6 +629,8 @@ class Loader(Owner, Closable):
 
         Compares the settings, and the order and labels of these ``epochs``; reads no image.
         """
+        if not isinstance(other, Loader):
+            raise UsageError(f"parting compares two Loaders, not one with {other!r}")
         return first_parting(self.order_of(), other.order_of(), epochs)
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
@@ -665,7 +668,7 @@ class Loader(Owner, Closable):
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Measure how well the batches of an epoch are mixed, against a full shuffle. Reads no record."""
         labels = self.dataset.index["label"][self._subset.numbers(epoch)]
-        return shuffle_quality(self._plan, labels, epoch)
+        return shuffle_quality(self._plan, labels, check_int(epoch, "epoch", least=0))
 
     def __repr__(self) -> str:
         records, of, plan = len(self._subset), len(self.dataset), self._plan

@@ -74,10 +74,7 @@ LOADER = [
     *(({"labels": wrong}, "unknown label space") for wrong in ("wordnet", ["sorted_wnid0"])),
     ({"rank": 1}, "set both or neither"),
     ({"rank": 2, "world_size": 2}, "rank"),
-    *(
-        ({"transform": wrong}, "callable")
-        for wrong in (TrainTransform, 5, "train", lambda record: record.image)
-    ),
+    *(({"transform": wrong}, "callable") for wrong in (TrainTransform, 5, "train", lambda one: one.image)),
     *(({name: [3, 5, 3]}, f"{name}= has 3 more than once") for name in ("records", "without")),
     *(({"records": [0, wrong]}, f"has {wrong}; record numbers .* are 0 to 203") for wrong in (-1, 204)),
     ({"records": np.ma.array([True] * 204, mask=True)}, "a masked array; fill it"),
@@ -156,6 +153,8 @@ ENDS = [
     *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
+ORDERED = each_of(lease_seconds=(0, "5"), limit_bytes=LIMITS, ordered=("no",), expected=([1],))
+RECEIVED = [*ORDERED, ({"endpoint": []}, "at least one")]
 SERVED = [*each_of(patience=(-1, math.nan, "5")), *NAMES, *each_of(identity=("",))]
 FAKE = each_of(
     batch_size=(0,), size=((0, 4), 4, (4, 4, 3)), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,)
@@ -164,6 +163,7 @@ DECLARING = partial(nothing)
 DECLARING.outputs = 5  # type: ignore[attr-defined]
 OUTSIDE = ((-1, 0, 2, 2), (0, -1, 2, 2), (0, 0, 0, 3), (0, 0, 3, 0), (498, 0, 3, 1), (0, 498, 1, 3))
 ALONE = [({name: value}, "a map with processes") for name, value in (("deadline", 1), ("outputs", ()))]
+ALONE += [({"threads": 2, "processes": 2}, "a number for one of them")]
 TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
@@ -175,8 +175,8 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(LocalShuffle, 10), each_of(partitions=(0, -1, 1.5, "2", None))),
     (in_plan, PARTITIONS),
     (
-        WeightedParts.of,
-        [({"weights": w, "names": ["a", "b"], "records": [10, 20]}, says) for w, says in WEIGHTS],
+        partial(WeightedParts.of, names=["a", "b"], records=[10, 20]),
+        [({"weights": w}, s) for w, s in WEIGHTS],
     ),
     (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,), encoded=("no",))]),
     (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
@@ -184,14 +184,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(send_batches, [1], ANY_PORT), [*NAMES, *each_of(timeout=(-1, math.nan))]),
     (partial(shardprep.measure, None), each_of(seconds=(-1, math.nan))),
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
-    (
-        partial(RemoteSource, endpoint=ANY_PORT),
-        [
-            *each_of(lease_seconds=(0, "5"), limit_bytes=LIMITS, ordered=("no",), expected=([1],)),
-            *ENDS,
-            ({"endpoint": []}, "at least one"),
-        ],
-    ),
+    (partial(RemoteSource, endpoint=ANY_PORT), [*RECEIVED, *ENDS]),
     (
         partial(measure_disk, Path()),
         [({"seconds": -1}, "seconds, 0 or more, not -1"), ({"record_bytes": 0}, "record_bytes.*not 0")],
@@ -210,6 +203,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(shardprep.gate, "lmdb"), [({"limits": one}, "limits must be a dict") for one in (None, ["a"])]),
     (partial(shardprep.gate, "lmdb", {}), each_of(canaries=("no",))),
     (partial(Flow.from_dataset, "lmdb"), each_of(with_keys=("no",))),
+    (partial(Flow.from_files, "."), each_of(suffixes=(".jpg", 5))),
     (shardprep.PlanOptions, each_of(decode_check=("no",), crop_ready=("no",))),
     (shardprep.ConvertOptions, each_of(restart=("no",), allow_partial=("no",))),
     (shardprep.SourceOptions, each_of(follow_symlinks=("no",), skip_non_images=("no",))),
@@ -227,10 +221,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(RECEIPT.check, 0), each_of(left_out=("0",), skipped=(0.0,), omitted=(-1,))),
     (shardprep.tracing, [({"loader": [1]}, "takes a Loader, not list")]),
     (numbers(Path()).map, [({"function": None}, "a function is needed here")]),
-    (
-        partial(numbers(Path()).map, abs),
-        [({"threads": 2, "processes": 2}, "a number for one of them"), *ALONE],
-    ),
+    (partial(numbers(Path()).map, abs), ALONE),
     (numbers(Path()).cache().in_process, [({}, "put it after in_process")]),
     (numbers(Path()).repeat().save, [({"output": "x"}, "an infinite flow cannot be saved")]),
     (numbers(Path()).transform, [({"transform": DECLARING}, "must be a tuple of ArraySpec, not 5")]),
@@ -266,6 +257,15 @@ def test_a_number_of_workers_is_a_whole_number(lmdb_shards: Path) -> None:
     for call, workers in product(calls, ("2", -1, 1.5)):
         with pytest.raises(UsageError, match="workers must be a whole number"):
             call(lmdb_shards, workers=workers)
+
+
+def test_numbers_of_epochs_steps_and_records_are_whole_ones(lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards) as loader:
+        calls: list[Any] = [loader.key, loader.parting, loader.shuffle_quality, partial(loader.replay, 0)]
+        calls += [lambda n: loader.replay(0, 0, start=n), lambda n: loader.show_batch(most=n)]
+        for call, wrong in product(calls, ("5", -1, 1.5)):
+            with pytest.raises(UsageError, match=r"must be a whole number|compares two Loaders"):
+                call(wrong)
 
 
 def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path: Path) -> None:
