@@ -9,6 +9,7 @@ import resource
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -246,6 +247,7 @@ class PartFiles:
     """
 
     folder: Path
+    records_root: str
     container: str
     shards: tuple[FileEntry, ...]
     columns: tuple[ColumnEntry, ...] = ()
@@ -260,6 +262,13 @@ class PartFiles:
     def names(self) -> tuple[str, ...]:
         """The names of a record's columns, boxes last."""
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
+
+    def refuse_other(self) -> None:
+        """Raise ManifestDamaged if another dataset has replaced this one since it was opened; OSError."""
+        data = (self.folder / MANIFEST_NAME).read_bytes()
+        roots = self.records_root, *(each.content_root for each in self.columns)
+        if not all(root.encode() in data for root in roots):
+            raise ManifestDamaged("was replaced by another dataset; open it again", path=self.folder)
 
 
 # A quarter of the process's descriptors: 256 by default, and more in most containers.
@@ -319,6 +328,8 @@ class OpenRecords(Owner):
     def retry(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
         """Retry a failed read: from the current file if a deleted one was open, else from a replaced file."""
         if self._files is LOCAL:
+            with suppress(OSError):
+                self._find_shard(number)[0].refuse_other()
             raise error
         shard = self._shards.pop(number, None)
         self._addresses.clear()
@@ -443,9 +454,8 @@ class OpenRecords(Owner):
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
         self._files.provide(entry.table)
         table = ColumnTable(folder / entry.table.name, entry)
-        # its checksums are those of its own values, so only the manifest tells it from another dataset's
-        if self._files is LOCAL and entry.content_root.encode() not in (folder / MANIFEST_NAME).read_bytes():
-            raise ManifestDamaged("was replaced by another dataset; open it again", path=folder)
+        if self._files is LOCAL:  # its checksums are those of its own values
+            self._parts[part].refuse_other()
         return _keep_open(self._tables, (part, column), table)
 
     def _corrupt_error(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:

@@ -132,6 +132,7 @@ class DatasetPart:
         box_names = box_columns(manifest) if boxes is None else tuple(boxes)
         return PartFiles(
             folder=self.folder,
+            records_root=manifest.records_root,
             container=manifest.container,
             shards=manifest.shards,
             columns=tuple(entries[name] for name in names if name in entries),

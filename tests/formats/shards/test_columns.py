@@ -164,9 +164,10 @@ def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:
             one["depth"]
 
 
-def test_a_dataset_that_replaced_an_open_or_pickled_one_is_refused(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        write_dataset([{"key": "a", "name": name}], tmp_path / name, workers=0)
+@pytest.mark.parametrize("image", [JPEG, JPEG + b"x"])
+def test_a_dataset_that_replaced_an_open_or_pickled_one_is_refused(image: bytes, tmp_path: Path) -> None:
+    for name, own in (("old", JPEG), ("new", image)):
+        write_dataset([{"key": "a", "image": own, "name": name}], tmp_path / name, workers=0)
     with open_dataset(tmp_path / "old") as opened:
         stored = pickle.dumps(opened)
         (tmp_path / "old").rename(tmp_path / "gone")
