@@ -22,6 +22,7 @@ from shardprep.formats.runtime.owners import Closable
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, FittingBar, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 from shardprep.loaders.loader.loader import Loader
+from shardprep.loaders.loader.stats import PipelineStats
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.flow import Flow
@@ -174,7 +175,7 @@ class _Lines(FittingBar, tqdm):  # type: ignore[type-arg]
 def watched(loader: Iterable[Any], *, title: str = "loading") -> Iterator[Any]:
     """Yield the batches of the next epoch or pass of ``loader``, and show its state.
 
-    ``loader`` is a Loader, a Flow, or what to_torch or to_jax makes of one.
+    ``loader`` is a Loader, a Flow, a RemoteSource, or what to_torch or to_jax makes of one.
 
     ``for images, labels in watched(train): ...`` shows lines on a terminal's stderr: the ``title`` and the
     epoch's progress, the rate over the last minute and the limiting stage, each stage's share of the time,
@@ -262,8 +263,9 @@ class LoaderBar(Iterator[Any], Closable):
     def _measure(self) -> None:
         """Take the stats, and show what they say of the last minute."""
         now, stats = perf_counter(), self._loader.stats()
-        verdict = stats.since(self._history[-1][1]).verdict
-        self._rates.append(verdict.rate if verdict else 0.0)
+        if isinstance(stats, PipelineStats):
+            verdict = stats.since(self._history[-1][1]).verdict
+            self._rates.append(verdict.rate if verdict else 0.0)
         self._history.append((now, stats))
         while len(self._history) > 2 and self._history[1][0] <= now - SHOWN_PERIOD_S:
             self._history.popleft()
@@ -278,6 +280,9 @@ class LoaderBar(Iterator[Any], Closable):
     def _parts(self) -> Iterator[list[tuple[float, str]]]:
         """Yield the parts of each line below the bar, with ranks for :func:`fit_parts`."""
         (began, first), (now, last) = self._history[0], self._history[-1]
+        if not isinstance(last, PipelineStats):  # of a RemoteSource
+            yield from ([(0.0, line)] for line in str(last).splitlines())
+            return
         recent, seconds = last.since(first), now - began
         if verdict := recent.verdict:
             rate, period = (0, f"{verdict.rate:,.0f} {verdict.unit}/s"), (3, f" over {seconds:.0f} s")
