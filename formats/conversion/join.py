@@ -177,7 +177,7 @@ class Joined:
         added: Names of the new columns.
         rebuilt: Names of damaged files of columns joined before, which now have their old bytes again.
         notes: Sentences on values of new columns that belong to no record, and on new columns whose classes
-            are numbered otherwise than their names say, or than in a split beside the dataset.
+            look alike, or are numbered otherwise than their names say or than in a split beside the dataset.
     """
 
     path: Path
