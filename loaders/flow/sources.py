@@ -145,7 +145,7 @@ class FromFiles(KeyedSource):
     ) -> Self:
         """List the folder; labels are the given ones, or the positions of the sorted class folders."""
         if not (suffixes is None or is_sequence(suffixes)):
-            raise UsageError(f"suffixes must be a list, such as ['.jpg'], not {suffixes!r}")
+            raise UsageError(f"suffixes must be a list, not {suffixes!r}: give ['.jpg'] for JPEGs")
         endings = IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         top = user_path(folder).resolve()
         if not top.is_dir():
