@@ -22,7 +22,7 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
 from shardprep.loaders.loader.stats import HAND_OVER, Arrivals, LoaderStats, Verdict
-from shardprep.loaders.loader.work import TRANSFORM_STAGES, item_dtype
+from shardprep.loaders.loader.work import TRANSFORM_STAGES, blocks_to_read, item_dtype
 from shardprep.loaders.measuring.disk import DiskProfile, resident_share
 from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
 from shardprep.loaders.order.quality import ShuffleQuality
@@ -201,8 +201,9 @@ def _repeat_epochs(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
 
 
 def _cached_share(loader: Loader) -> float | None:
-    """Return the share of the shards' bytes in the page cache; of many shards, an even sample is checked."""
-    names = loader.dataset.image_files
+    """Return the share in the page cache of the shards that are read; of many, an even sample is checked."""
+    blocks = blocks_to_read(loader.dataset, loader._work.parts, with_image=loader._work.with_image)
+    names = [*dict.fromkeys(loader.dataset.path / block.name for block in itertools.chain(*blocks))]
     count = min(len(names), MAX_CHECKED_SHARDS)
     sample = [names[number * len(names) // count] for number in range(count)]
     try:
