@@ -139,19 +139,9 @@ def test_columns_are_measured_without_a_transform(tmp_path: Path, monkeypatch: p
     write_columns(tmp_path / "d")
     checked = list[str]()  # for pages in memory
     monkeypatch.setattr(loader_bench, "resident_share", lambda path: checked.append(path.name) or 0.0)
-    words = [
-        "--columns",
-        "age,vector,caption",
-        "--seconds",
-        "0.1",
-        "--batch-size",
-        "2",
-        "--workers",
-        "0",
-        "--json",
-    ]
+    words = ["--columns", "age,vector,caption", "--seconds", "0.1", "--workers", "0", "--json"]
 
-    done = prep_here("bench-loader", tmp_path / "d", *words)
+    done = prep_here("bench-loader", tmp_path / "d", "--batch-size", "2", *words)
     refused = prep_here("bench-loader", tmp_path / "d", "--columns", "depth")
 
     stages = json.loads(done.stdout)["stages"]
