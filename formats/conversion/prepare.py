@@ -439,7 +439,7 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
 
 
 def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Iterator[str]:
-    """Yield notes on classes that look alike, are named after other numbers, or have others in another split.
+    """Yield notes on classes that look alike or like none, or have other numbers in name or in another split.
 
     ``columns`` names the columns to look at, "" for the labels.
     """
@@ -448,8 +448,10 @@ def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Ite
         for each in _class_numbers(manifest, column):
             first = shown.setdefault(unicodedata.normalize("NFKC", each).casefold().strip(), each)
             if first != each:
-                yield f"{first!r} and {each!r} are two classes; if they are one, write them alike in the source"
+                yield f"{first!a} and {each!a} are two classes; if they are one, write them alike in the source"
                 break
+        missing = _class_numbers(manifest, column).keys() & {"nan", "NaN", "<NA>"}  # as pandas writes none
+        yield from (f"{each} is a class; if it means none, correct the source" for each in sorted(missing))
     for column in filter(None, columns):
         here = _class_numbers(manifest, column)
         other = next((name for name, number in here.items() if name != str(number)), None)

@@ -128,14 +128,17 @@ class CocoFolder(Source):
         classes = Field("objects", "labels", tuple(parsed.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(coco.images, options.follow_symlinks, IMAGE_COLUMNS)
-        ids, missing, unlisted = tuple(parsed.categories), [*parsed.missing.values()], parsed.unlisted
+        numbers = {each: number for number, each in enumerate(parsed.categories)}
+        missing, unlisted = [*parsed.missing.values()], parsed.unlisted
         lacks = [("missing", missing), (f"not in {coco.instances.name}", unlisted)]
         return Listing(
             split,
             self.LAYOUT,
             parsed.entries,
             LabelSpace.of(()),
-            CocoReader(images, coco.instances, parsed.identity, schema, ids, parsed.images, parsed.places),
+            CocoReader(
+                images, coco.instances, parsed.identity, schema, numbers, parsed.images, parsed.places
+            ),
             archives=(describe_archive(coco.instances),),
             expected=len(parsed.entries) + len(missing) + len(unlisted),
             shortfall=", ".join(f"{count_of(len(f), 'file')} {w}, first {f[0]}" for w, f in lacks if f),
@@ -247,6 +250,8 @@ class CocoInstances:
             self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, extra=extra)
         elif part == "annotations":
             read_box(value)
+            if value.get("iscrowd") not in (None, 0, 1):
+                raise ValueError(f"the annotation {value.get('id')} has an iscrowd that is neither 0 nor 1")
             ids = _read_id(value, "image_id"), _read_id(value, "category_id")
             self._annotations.append((offset, size, *ids))
         else:
@@ -291,12 +296,12 @@ def _read_id(value: dict[str, Any], name: str) -> int:
 class CocoReader(ImagesAndFile):
     """Reader of images below a folder, and of their annotations in the file at ``path``.
 
-    ``categories`` are the ids in the order of the classes. ``annotations`` are offsets and sizes, ordered by
+    ``categories`` has the number of each id's class. ``annotations`` are offsets and sizes, ordered by
     ``image_of``, the offsets of their entries.
     """
 
     schema: Schema
-    categories: tuple[int, ...]
+    categories: Mapping[int, int]
     image_of: npt.NDArray[np.int64]
     annotations: npt.NDArray[np.int64]
 
@@ -321,7 +326,7 @@ class CocoReader(ImagesAndFile):
         with errors_as_damage(self.path, "start again", place=lambda: f"the image at byte {offset}: "):
             places = sorted(self.annotations[first:last].tolist())
             objects = [_DECODER.decode(file.read_at(size, at).decode()) for at, size in places]
-            labels = [self.categories.index(each["category_id"]) for each in objects]
+            labels = [self.categories[each["category_id"]] for each in objects]
             boxes = np.array([read_box(each) for each in objects], np.float64).reshape(-1, 4)  # in pixels
             corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
             values = (

@@ -22,7 +22,6 @@ from shardprep.formats.runtime.user_paths import user_path
 from shardprep.formats.shards.dataset import SPLITS
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
-    IMAGE_SUFFIXES,
     ByteReader,
     Entries,
     Listing,
@@ -45,7 +44,6 @@ _IMAGES = re.compile(rf"\b({'|'.join(IMAGE_FOLDERS)}|inputs?|originals?)\b")
 _PARTNERS = re.compile(
     r"\b(masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground ?truths?|targets?)\b"
 )
-IMAGES_BESIDE = "images beside the folders"
 
 
 def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
@@ -189,11 +187,6 @@ class PairedFolders(Source):
         labels, label_of = classes.assign_labels()
         for entries, _ in by_split.values():
             entries["label"] = label_of[entries["label"]]
-        parents = {folders.images.parent: split for split, folders in reversed([*self.by_split.items()])}
-        for parent, split in parents.items():
-            if parent != self.root.parent:
-                names = (each.name.lower() for each in parent.iterdir() if each.is_file())
-                by_split[split][1].update(IMAGES_BESIDE for name in names if name.endswith(IMAGE_SUFFIXES))
         return labels, problems, by_split
 
 

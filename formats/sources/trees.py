@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +71,12 @@ def find_unused_folders(root: Path, used: Iterable[Path]) -> list[str]:
     return sorted(each.name for each in others if holds_images(each))
 
 
-def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
-    """Return a note for a listing about the image folders that are not ``used``; empty if there are none."""
+def other_folders_note(root: Path, used: Sequence[Path]) -> tuple[str, ...]:
+    """Return notes for a listing about image folders in ``root`` that are not ``used``, and images there."""
     names = find_unused_folders(root, used)
-    return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
+    others = (f"folders with images that are left out: {', '.join(names)}",) if names else ()
+    is_beside = holds_images(root, 1) and root.resolve() not in [folder.resolve() for folder in used]
+    return (*others, f"images directly in {root} are left out") if is_beside else others
 
 
 def wrap_mtime(mtime_ns: int) -> int:

@@ -78,6 +78,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "no valid bbox"),
         (lambda d: d["annotations"][0].pop("bbox"), "has no bbox .*by --pair, .*to a list"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "no valid bbox of four numbers"),
+        (lambda d: d["annotations"][0].update(iscrowd="0"), "an iscrowd that is neither 0 nor 1"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3, float("inf")]), "Infinity is not JSON"),
         (lambda d: d["annotations"].append(3), "expected a JSON object"),
         (lambda d: d["categories"].append({"id": 3, "name": "x"}), "occurs twice"),
@@ -95,7 +96,6 @@ def test_instances_that_contradict_themselves_are_an_error(change: Any, match: s
 
 def test_a_dry_run_reports_an_unknown_category_once(tmp_path: Path) -> None:
     (instances := coco_instances(NAMES))["annotations"][0].update(category_id=1)
-
     done = prep_here("convert", coco(tmp_path / "s", instances), tmp_path / "out", "--dry-run")
 
     (problem,) = (line for line in done.stdout.splitlines() if line.startswith("problem: "))
@@ -220,7 +220,6 @@ def test_a_missing_or_surplus_partner_or_split_is_named(
         done = with_masks(tmp_path / "s")
         assert (done.path.name, done.manifest.records) == ("train", 5)
     write(tmp_path / "s" / more, picture(9))
-
     with pytest.raises(ShardprepError, match=match):
         with_masks(tmp_path / "s")
 
@@ -230,11 +229,10 @@ def test_what_is_left_out_is_counted_or_noted(paired: Path) -> None:
         write(paired / folder / "without-extension", picture(7))
     for name in ("images/notes.txt", "masks/.DS_Store", "masks/README", "unlabeled/more/1.jpg", "lost.png"):
         write(paired / name, b"x")
-
     done = with_masks(paired)
-
-    assert done.ignored == {"non-image files": 2, ".DS_Store": 1, "images beside the folders": 1}
-    assert done.notes == ("folders with images that are left out: unlabeled",)
+    assert done.ignored == {"non-image files": 2, ".DS_Store": 1}
+    beside = f"images directly in {paired} are left out"
+    assert done.notes == ("folders with images that are left out: unlabeled", beside)
     assert done.manifest.records == len(PAIRED) + 1
     for folder in ("images", "masks"):
         (paired / folder).rename(paired / "train")
@@ -242,9 +240,8 @@ def test_what_is_left_out_is_counted_or_noted(paired: Path) -> None:
         (paired / "train").rename(paired / folder / "train")
     write(paired / "images/holdout/1.png", picture(9))
     listing = recognise(paired, options=MASKS).listing("train")
-    assert listing.notes == tuple(
-        f"folders with images that are left out: {n}" for n in ("unlabeled", "holdout")
-    )
+    unlabeled, holdout = (f"folders with images that are left out: {n}" for n in ("unlabeled", "holdout"))
+    assert listing.notes == (unlabeled, beside, holdout)
 
 
 def test_partners_of_another_size_are_said(tmp_path: Path) -> None:

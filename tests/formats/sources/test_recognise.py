@@ -153,13 +153,14 @@ def test_folders_that_are_no_splits_and_classes_say_what_would_help(
 
 
 def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) -> None:
-    for name in ("cat/1.jpg", "dog/1.jpg", "images/2.jpg"):
+    for name in ("cat/1.jpg", "dog/1.jpg", "images/2.jpg", "1.png"):
         write(tmp_path / name, b"x")
     assert recognise(tmp_path).description == "class-folders: train (3 classes)"
     for name in ("train/cat/1.jpg", "train/labels.csv", "val/dog/1.jpg", ".of/test/1.jpg", ".of/a.csv"):
         write(tmp_path / name, b"x")
-    left_out, table = recognise(tmp_path).listing("train").notes
-    assert left_out == "folders with images that are left out: cat, dog, images"
+    *left_out, table = recognise(tmp_path).listing("train").notes
+    others = "folders with images that are left out: cat, dog, images"
+    assert left_out == [others, f"images directly in {tmp_path} are left out"]
     has_it = "; if labels.csv has the labels, convert that file, with --root"
     assert table == f"the folders are the classes{has_it}"
     assert recognise(tmp_path / "train").listing("train").notes == (f"the only class is cat{has_it}",)
