@@ -224,6 +224,7 @@ class FilesReader(ResourceReader[OpenFiles]):
 
 OTHER_FILES = "other files"
 _DATA = "data"  # the folder of files on the Hugging Face Hub
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,9})(\D*)", re.ASCII | re.DOTALL)
 _NUMBERED = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
 
 
@@ -252,6 +253,16 @@ class SplitFiles:
                 width = len(of) - len("-of-")
                 return f"it lacks {missing} of {count} files, the first is {before}{first:0{width}d}{of}"
         return ""
+
+    def gap_notes(self, split: str) -> Iterator[str]:
+        """Yield notes on files that may be missing: a few gaps in names like ``train-000017.tar``."""
+        series: dict[tuple[str, str, int], set[int]] = {}
+        for match in filter(None, map(_LAST_NUMBER.fullmatch, self.by_split[split])):
+            series.setdefault((match[1], match[3], len(match[2])), set()).add(int(match[2]))
+        for (before, after, width), numbers in sorted(series.items()):
+            if 0 < (gaps := max(numbers) - min(numbers) + 1 - len(numbers)) < len(numbers):
+                first = next(number for number in range(min(numbers), max(numbers)) if number not in numbers)
+                yield f"{count_of(gaps, 'file')} may be missing, first {before}{first:0{width}d}{after}"
 
 
 def find_split_files(
@@ -366,7 +377,10 @@ class RecordSource(Source):
             shortfall=self.files.describe_missing(split) or contents.shortfall,
             problems=contents.problems,
             ignored=dict(self.files.ignored) if split == self.splits[0] else {},
-            notes=label_note(contents.schema, contents.entries, self.source_options),
+            notes=(
+                *label_note(contents.schema, contents.entries, self.source_options),
+                *self.files.gap_notes(split),
+            ),
             options=self.source_options.kept("follow_symlinks", *self.OPTIONS) | contents.options,
             schema=contents.schema,
             has_images=contents.has_images,

@@ -37,18 +37,19 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
-def test_folders_beside_the_shards_may_be_outputs_but_neither_classes_nor_in_a_split(shards: Path) -> None:
+def test_folders_beside_shards_may_be_outputs_but_not_in_a_split_and_gaps_are_noted(shards: Path) -> None:
     convert(shards, shards / "out", workers=0)
     (shards / ".hidden").touch()
     source = recognise(shards)
     assert source.splits == ("train", "val")
     assert source.listing("train").ignored == {"other files": 2, "other hidden": 1}
-
+    (shards / "photos-train-000000.tar").rename(shards / "photos-train-000003.tar")
+    (note,) = recognise(shards).listing("train").notes
+    assert note == "1 file may be missing, first photos-train-000002.tar"
     (shards / "cat").mkdir()
     (shards / "cat/1.jpg").write_bytes(JPEG)
     with pytest.raises(UsageError, match=r"out: holds folders instead of images.*a list of paths"):
         recognise(shards)
-
     write_shard(shards.parent / "more/train/0.tar", numbered(1))
     with pytest.raises(UsageError, match="is inside the source"):
         converted(shards.parent / "more", shards.parent / "more/train/out")
