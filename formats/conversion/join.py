@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import PlanOptions
-from shardprep.formats.conversion.prepare import check_room, class_notes, lock_dataset
+from shardprep.formats.conversion.prepare import check_room, class_notes, lock_dataset, name_notes
 from shardprep.formats.conversion.shard import ShardJob, write_column_tables
 from shardprep.formats.errors import PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.record import MAX_KEY_BYTES
@@ -267,7 +267,8 @@ def join(
         for column in added
         if column.surplus
     )
-    return Joined(path, manifest, names, tuple(rebuilt), (*surplus, *class_notes(path, manifest, names)))
+    doubts = (*name_notes(column.field.classes for column in added), *class_notes(path, manifest, names))
+    return Joined(path, manifest, names, tuple(rebuilt), (*surplus, *doubts))
 
 
 def _new_columns(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:

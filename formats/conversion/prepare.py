@@ -358,7 +358,7 @@ class Conversion:
         Adds the problems of each split and output to ``problems``, and prepares the others all the same.
         """
         outputs = self.outputs(source)
-        listings, prepared = [], []
+        listings, prepared = list[Listing](), []
         for split, output in outputs.items():
             with problems.collect():
                 entries, folder = None, output / WORK_FOLDER_NAME
@@ -366,7 +366,9 @@ class Conversion:
                     entries = StoredEntries(folder, cache_key).read()  # stored by a part
                 listing = source.survey(split, entries)
                 lacks = [listing.shortfall] if listing.shortfall and self.options.allow_partial else []
-                listings.append(replace(listing, notes=(*listing.notes, *lacks)))
+                names = ([*listing.labels.label_of], *(field.classes for field in listing.schema))
+                doubts = name_notes(() if listings else names)  # all splits have the same classes
+                listings.append(replace(listing, notes=(*listing.notes, *doubts, *lacks)))
         for own in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(own)
         for listing in listings:
@@ -438,20 +440,24 @@ def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> No
         progress.note(f"classes of val without an image in train: {named}{more}")
 
 
-def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Iterator[str]:
-    """Yield notes on classes that look alike or like none, or have other numbers in name or in another split.
-
-    ``columns`` names the columns to look at, "" for the labels.
-    """
-    for column in columns:
+def name_notes(classes: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield notes on names of classes that look alike or like none, given the names of labels and columns."""
+    for names in classes:
         shown: dict[str, str] = {}
-        for each in _class_numbers(manifest, column):
+        for each in names:
             first = shown.setdefault(unicodedata.normalize("NFKC", each).casefold().strip(), each)
             if first != each:
                 yield f"{first!a} and {each!a} are two classes; if they are one, write them alike in the source"
                 break
-        missing = _class_numbers(manifest, column).keys() & {"nan", "NaN", "<NA>"}  # as pandas writes none
+        missing = {"nan", "NaN", "<NA>"}.intersection(names)  # as pandas writes none
         yield from (f"{each} is a class; if it means none, correct the source" for each in sorted(missing))
+
+
+def class_notes(output: Path, manifest: Manifest, columns: Sequence[str]) -> Iterator[str]:
+    """Yield notes on classes whose name is another number, or that have one in a split beside this.
+
+    ``columns`` names the columns to look at, "" for the labels.
+    """
     for column in filter(None, columns):
         here = _class_numbers(manifest, column)
         other = next((name for name, number in here.items() if name != str(number)), None)

@@ -243,12 +243,15 @@ def test_files_of_a_list_that_are_no_images_are_left_out_and_mustard_is_not_usta
 def test_classes_that_look_alike_or_have_another_number_in_the_split_beside_are_noted(
     pictures: Path, tmp_path: Path
 ) -> None:
+    options = SourceOptions(root=pictures)
     for split, text in (("train", "dog.jpg dog\ncat/1.jpg cat\n"), ("val", "dog.jpg cat\ncat/1.jpg Cat\n")):
         write(path := tmp_path / f"{split}.txt", text.encode())
-        (done,) = convert(path, tmp_path / "out", source_options=SourceOptions(root=pictures), workers=0)
+        (planned,) = plan_conversion(path, tmp_path / "out", source_options=options).splits
+        (done,) = convert(path, tmp_path / "out", source_options=options, workers=0)
         write(table := tmp_path / "kinds.csv", f"path,kind\n{text.replace(' ', ',')}".encode())
         joined = join(done.path, {"kind:label": table}, workers=0)
-    assert done.notes[0].startswith("'Cat' and 'cat' are two classes; if they are one")
+    assert planned.notes[0].startswith("'Cat' and 'cat' are two classes; if they are one")
+    assert planned.notes == done.notes[:1]
     assert done.notes[1].startswith("cat is class 1 here and 0 in train beside it; convert both at once")
     assert joined.notes[1].startswith("cat in the column kind is class 1 here and 0 in train beside it; take")
 

@@ -62,7 +62,6 @@ def test_links_are_read_on_request_and_no_output_is_made_behind_one(shards: Path
     folder = tmp_path / "links/train"
     folder.mkdir(parents=True)
     (folder / "0.tar").symlink_to(shards / "photos-val-000000.tar")
-
     with pytest.raises(SourceDamaged, match=r"is a symbolic link.*--follow-symlinks"):
         recognise(folder.parent)
     listing = recognise(folder.parent, options=SourceOptions(follow_symlinks=True)).listing("train")
@@ -102,7 +101,6 @@ ODD: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 @pytest.mark.parametrize(("members", "message"), ODD.values(), ids=ODD)
 def test_an_odd_sample_is_named(members: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_of(members))
-
     with pytest.raises(SourceDamaged, match=message):
         recognise(tmp_path).listing("train")
 
@@ -114,7 +112,6 @@ def test_splits_that_do_not_agree_in_their_names_and_too_many_parts_are_refused(
     write_shard(shards / "more.tar", numbered(9))
     for split, name in (("train", b"ant"), ("val", b"bee")):
         write_shard(tmp_path / split / "0.tar", {"1": {"jpg": JPEG, "cls": b"0", "classname": name}})
-
     with pytest.raises(UsageError, match="there are 300 columns; at most 256"):
         recognise(tmp_path / "many.tar").listing("train")
     with pytest.raises(UsageError, match=r"train-000000\.tar is named after a split and more\.tar is not"):
