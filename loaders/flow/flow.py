@@ -389,13 +389,17 @@ class Flow(Closable):
         """
         return Flow(steps.Batch(self.node, check_int(size, "a batch size", least=1), remainder, as_list))
 
-    def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
+    def batch_by_shape(
+        self, size: int, *, remainder: Literal["keep", "drop"] = "keep", as_list: bool = False
+    ) -> Flow:
         """Like :meth:`batch`, but each batch has items of equal shapes, and is yielded when it is full.
 
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
-        them; kept batches come in the order of their first items.
+        them; kept batches come in the order of their first items. With ``as_list``, also of text,
+        batches are lists; :meth:`pad` stacks the arrays in them.
         """
-        return Flow(steps.BatchByShape(self.node, check_int(size, "a batch size", least=1), remainder))
+        size = check_int(size, "a batch size", least=1)
+        return Flow(steps.BatchByShape(self.node, size, remainder, as_list))
 
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.

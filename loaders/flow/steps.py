@@ -95,12 +95,18 @@ class BatchByShape(Step):
     source: Node
     size: int
     remainder: Literal["keep", "drop"]
+    as_list: bool = False
 
     title = "batch_by_shape({0.size})"
-    items_never_change = makes_batches = True
+    makes_batches = True
 
     def __post_init__(self) -> None:
         check_choice("remainder", self.remainder, ("keep", "drop"))
+        check_flags(as_list=self.as_list)
+
+    @property
+    def items_never_change(self) -> bool:
+        return not self.as_list or self.source.items_never_change
 
     @property
     def length(self) -> Length:
@@ -110,7 +116,9 @@ class BatchByShape(Step):
     def run(self, ctx: PassContext) -> Iterator[Any]:
         with ending(self.source.run(ctx.for_source(self))) as items:
             groups = group_by_shape(items, self.size, with_rest=self.remainder == "keep")
-            yield from map_with_notes(stack, groups, ctx, count(), self.label)
+            yield from map_with_notes(
+                gather_lists if self.as_list else stack, groups, ctx, count(), self.label
+            )
 
 
 @dataclass(frozen=True)

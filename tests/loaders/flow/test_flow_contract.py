@@ -99,6 +99,7 @@ STEPS: dict[str, Callable[[Flow], Flow]] = {
     "batch of map": lambda flow: flow.map(negated).batch(3),
     "pad": lambda flow: flow.map(reshaped).batch(3, as_list=True).pad(-1),
     "batch_by_shape": lambda flow: flow.map(reshaped).batch_by_shape(2),
+    "batch_by_shape, as_list": lambda flow: flow.map(reshaped).batch_by_shape(2, as_list=True),
     "unbatch": lambda flow: flow.batch(3).unbatch(),
     "print": lambda flow: flow.print(1),
 }

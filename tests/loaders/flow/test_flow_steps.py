@@ -35,9 +35,8 @@ class Pair(NamedTuple):
 def test_a_named_tuple_stays_one_where_its_lists_are_padded() -> None:
     (padded,) = Flow.from_iterable([Pair(image=[np.ones(1), np.ones(2)], label=["a", "b"])]).pad(-1)
 
-    assert isinstance(padded, Pair)
+    assert (type(padded), padded.label) == (Pair, ["a", "b"])
     assert padded.image.tolist() == [[1, -1], [1, 1]]
-    assert padded.label == ["a", "b"]
 
 
 def test_kept_items_are_read_only() -> None:
@@ -106,8 +105,9 @@ def test_a_number_that_one_reader_has_drawn_is_there_for_another_while_the_next_
 
 
 def test_dicts_of_one_batch_may_have_their_names_in_any_order() -> None:
-    (batch,) = Flow.from_iterable([{"a": 1, "b": 2}, {"b": 4, "a": 3}]).batch_by_shape(2)
-    assert {name: part.tolist() for name, part in batch.items()} == {"a": [1, 3], "b": [2, 4]}
+    flow = Flow.from_iterable([{"a": 1, "b": 2}, {"b": 4, "a": 3}])
+    for (batch,) in (flow.batch_by_shape(2), flow.map_component(str, "b").batch_by_shape(2, as_list=True)):
+        assert {name: list(map(int, part)) for name, part in batch.items()} == {"a": [1, 3], "b": [2, 4]}
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,8 @@ def test_a_measurement_counts_bytes_at_any_depth_and_is_json_and_a_sentence() ->
 
     assert speed.megabytes_per_second == pytest.approx(speed.items_per_second * (48 + 3 + 4 + 2) / 1e6)
     assert json.loads(json.dumps(of_batches.to_dict())) == of_batches.to_dict()
-    assert "\n" not in str(of_batches)
     assert all(word in str(of_batches) for word in ("items/s", "rows/s", "MB/s", " pass", "ms", "CPU"))
-    assert "rows/s" not in str(speed)
+    assert [word in str(shown) for word, shown in (("\n", of_batches), ("rows/s", speed))] == [False, False]
     assert "1,234 ms" in str(type(speed)(**speed.to_dict() | {"p50_milliseconds": 1234.4}))
     assert flow.state_dict()["pass"] == 0
 
