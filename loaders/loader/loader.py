@@ -453,7 +453,7 @@ class Loader(Owner, Closable):
         return values
 
     def key(self, number: int) -> str:
-        """Return the key of the record with this number."""
+        """Return the key of the record with this number. Raises UsageError if there is none."""
         number = check_int(number, "a record number", least=0, most=len(self.dataset) - 1)
         key: bytes = self.dataset.index["key"][number]
         return key.decode(errors="replace")
@@ -569,7 +569,7 @@ class Loader(Owner, Closable):
         Steps are counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state)
         from which a run continued with another batch size or world size. Steps left out by :meth:`skip`
         count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
-        does not exist, and the errors of an iteration over these records.
+        does not exist, UsageError for a negative one, and the errors of an iteration over these records.
         """
         step, start = check_int(step, "step", least=0), check_int(start, "start", least=0)
         plan = replace(self._plan, passed=parse_ranges(passed, sum(self._plan.shard_counts)))

@@ -599,6 +599,9 @@ def parse_ranges(value: object, places: int) -> Ranges:
 EXACT_RECORDS = 1 << 22  # for more, computing the order takes seconds, and the bounds are close
 DEVIATIONS = 7  # a sum of random numbers exceeds this distance from its mean once in 10^11 cases
 PLACES_AT_ONCE = 1 << 18  # computed at a time
+CHECKED_EPOCHS = 1000  # more than almost any training has
+CHECKED_PLACES = 1 << 21  # of all checked epochs together: some 0.3 s
+CHECKED_EXACTLY = 1 << 16  # records; for more, bounds allow for more epochs in this time
 
 
 @dataclass(frozen=True, eq=False)
@@ -634,11 +637,12 @@ def peak_use(plan: EpochPlan, sizes: npt.NDArray[np.int64]) -> int:
 
     Covers up to 1,000 epochs, as many as take a few tenths of a second, but at least two.
     """
-    records, exact_records = sum(plan.shard_counts), 1 << 16
-    is_exact = records <= exact_records or plan.places < records
+    records = sum(plan.shard_counts)
+    is_exact = records <= CHECKED_EXACTLY or plan.places < records
+    # in places: the bounds of a shard take as long as the order of four
     work = max(1, plan.places) if is_exact else 1000 + 4 * len(sizes)
-    epochs = range(max(2, min(1000, (1 << 21) // work)))
-    return max(shard_uses(plan, epoch, exact_records=exact_records).peak(sizes) for epoch in epochs)
+    epochs = range(max(2, min(CHECKED_EPOCHS, CHECKED_PLACES // work)))
+    return max(shard_uses(plan, epoch, exact_records=CHECKED_EXACTLY).peak(sizes) for epoch in epochs)
 
 
 def shard_uses(
